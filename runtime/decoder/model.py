@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ...system.errors import RuntimeProblem
-from ...system.pages import weights_kept_by
 from ..parallel.ranks import Ranks
 from ..parallel.stages import ConnectedStages, Stages
 from ..weights.cache_scheme import cache_scheme
 from ..weights.checkpoint import Checkpoint
-from ..weights.layer_stream import LayerStream
 from ..weights.live_weights import LiveWeights
-from ..weights.weight_file import WeightFile
+from ..weights.offload import LayersStream, OffloadedLayers
 from .adapters import Adapters, StepRows
 from .architectures import spec_of
 from .batch import Batch, Run
@@ -26,7 +25,7 @@ from .kv_cache import KeysValues
 from .layer import DecoderLayer
 from .linears.linear import Linear
 from .loader import DecoderLoader
-from .operators import Operators, Rotation, Rowwise
+from .operators import Operators, Rotation, Rowwise, Stack
 from .pipeline import Result, pipelined
 from .rope import Rotations
 
@@ -45,7 +44,7 @@ class Model:
         layers: this stage's.
         logit_statistics: computes statistics of rows of logits.
         stack: computes all layers at once, where supported.
-        stream: reads the layers' weights, if they are offloaded and :meth:`stream_layers` was called; None otherwise.
+        stream: brings the layers' weights, if they are offloaded; None otherwise.
         rotations: its rotary positions.
         cache_scheme: how keys and values are rounded, if the checkpoint sets it.
     """
@@ -58,7 +57,7 @@ class Model:
         ranks: Ranks | None = None,
         stages: Stages | None = None,
         context: Ranks | None = None,
-        offload: WeightFile | None = None,
+        offload: OffloadedLayers | None = None,
         *,
         divides_experts: bool = False,
     ) -> None:
@@ -79,11 +78,12 @@ class Model:
         self._positions = load.tensor(f"{names.positions}.weight", None) if names.positions and first else None
         self._project_in = load.linear(names.project_in) if names.project_in and first else None
         self.layers: list[DecoderLayer] = []
-        self._offload, self._spans = offload, list[tuple[int, int]]()
+        self._offload = offload
+        self.stream: LayersStream | None = None
         own = self.stages.layers(len(self.spec.layers))
         for i in own:
-            with nullcontext() if offload is None else self._offloaded(offload):
-                self.layers.append(DecoderLayer(load, self.spec, self.spec.layers[i], i))
+            make = partial(DecoderLayer, load, self.spec, self.spec.layers[i], i)
+            self.layers.append(make() if offload is None else offload.build(make))
             if progress:
                 progress(i - own.start + 1, len(own))
         attending = [i for i in own if self.spec.layers[i].attends]
@@ -94,12 +94,19 @@ class Model:
             [self.spec.layers[i].key_value_heads or self.spec.key_value_heads for i in attending],
             self.spec.head_size,
         )
-        self.stream: LayerStream | None = None
+        if offload is not None:
+            self.stream_layers(0)  # whoever knows how much memory is left may let more of them stay
         several = max(self.ranks.count, self.stages.count, self.context.count) > 1
-        alone = not several and offload is None
-        # These compute all layers at once, without the ranks' sums, and need all their weights.
-        self._run = operators.lower(self._through_layers) if alone else self._through_layers
-        self.stack = operators.stack([layer.parts for layer in self.layers]) if alone else None
+        self._run = self._through_layers if several or offload is not None else operators.lower(self._through_layers)
+        self.stack: Stack | None = None
+        # Neither attends around a ring, nor norms heads that other ranks have.
+        if (
+            self.layers
+            and self.context.count == 1
+            and not (self.ranks.count > 1 and self.spec.query_key_norm == "whole")
+        ):
+            reach = None if offload is None else self._reach
+            self.stack = operators.stack([layer.parts for layer in self.layers], reach)
         self._head: Head | None = None
         if last:
             matrix = self._embedding.matrix if tied and self._embedding is not None else None
@@ -113,24 +120,19 @@ class Model:
         self._embedding_scale = None if scale is None else torch.tensor(scale, device=self.device).to(dtype)
         self._adapters: Adapters | None = None
 
-    @contextmanager
-    def _offloaded(self, file: WeightFile) -> Iterator[None]:
-        """Put the weights of the layer that is loaded within into the file, and not into memory."""
-        begin = file.end
-        with weights_kept_by(file.keep):
-            yield
-        file.settle()
-        file.give_back(begin, file.end)
-        self._spans.append((begin, file.end))
-
     def stream_layers(self, resident: int) -> None:
-        """Read offloaded layers ahead of their use.
+        """Bring offloaded layers ahead of their use.
 
         Args:
             resident: bytes of them that may stay in memory from step to step.
         """
         if self._offload is not None:
-            self.stream = LayerStream(self._offload, self._spans, resident)
+            self.stream = self._offload.stream(resident)
+
+    def _reach(self, index: int) -> None:
+        """One of this stage's layers is to be computed."""
+        if self.stream is not None:
+            self.stream.reach(index)
 
     @torch.inference_mode()
     def __call__(self, batch: Batch, store: KeysValues) -> Tensor:
@@ -195,11 +197,12 @@ class Model:
         rotations = self.rotations.of(batch.positions, batch.lengths)
         if self._adapters is not None and (batch.adapted or self._adapters.rows.of):
             self._adapters.rows.of = batch.adapted
-        if batch.adapted:
-            return self._through_layers(hidden, rotations, store, batch)
-        if self.stack is not None and self.stack.takes(batch, store):
-            return self.stack(hidden, rotations, store, batch)
-        return self._run(hidden, rotations, store, batch)
+        with nullcontext() if self.stream is None else self.stream.step():
+            if batch.adapted:
+                return self._through_layers(hidden, rotations, store, batch)
+            if self.stack is not None and self.stack.takes(batch, store):
+                return self.stack(hidden, rotations, store, batch)
+            return self._run(hidden, rotations, store, batch)
 
     def adapters(self) -> Adapters:
         """The LoRA adapters beside it; the first call makes its linears ready for them.
@@ -223,12 +226,10 @@ class Model:
         self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch
     ) -> Tensor:
         cached = 0
-        with nullcontext() if self.stream is None else self.stream.step():
-            for index, layer in enumerate(self.layers):
-                if self.stream is not None:
-                    self.stream.reach(index)
-                hidden = layer(hidden, rotations, store, cached, batch)
-                cached += layer.attends
+        for index, layer in enumerate(self.layers):
+            self._reach(index)
+            hidden = layer(hidden, rotations, store, cached, batch)
+            cached += layer.attends
         return hidden
 
     @torch.inference_mode()
@@ -300,11 +301,11 @@ class Model:
         """Memory of the weights that must be there at once: of offloaded layers, two."""
         if self._offload is None:
             return self.nbytes()
-        return self.nbytes() - self._offload.end + 2 * max(end - begin for begin, end in self._spans)
+        return self.nbytes() - self._offload.bytes + 2 * self._offload.largest
 
     @property
     def offloads(self) -> bool:
-        """Whether its layers' weights are in a file."""
+        """Whether its layers' weights are elsewhere."""
         return self._offload is not None
 
     def nbytes(self) -> int:

@@ -216,8 +216,13 @@ class Operators:
         """Statistics of rows of logits, for choosing tokens."""
         return logit_statistics(logits)
 
-    def stack(self, layers: list[LayerParts]) -> Stack | None:
-        """All layers at once, where that is faster for some steps."""
+    def stack(self, layers: list[LayerParts], reach: Callable[[int], None] | None = None) -> Stack | None:
+        """All layers at once, where that is faster for some steps.
+
+        Args:
+            layers: the layers' parts.
+            reach: must be called before each layer, with its number; None if nothing must be.
+        """
         return None
 
     def lower(self, run: RunLayers) -> RunLayers:

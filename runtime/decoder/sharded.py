@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..parallel.ranks import Ranks
@@ -12,26 +14,46 @@ from .linears.token_table import TokenTable
 from .operators import FeedForward
 
 
-class SummedLinear:
-    """A linear whose inputs are divided ("row parallel"): each rank's outputs are a part of the sum.
+class _Divided:
+    """A linear of several ranks, as a GPU's layers see it: a residual is added to the outputs of all.
 
     Args:
-        part: this rank's inputs.
+        part: this rank's.
         ranks: that have the others.
     """
 
     def __init__(self, part: Linear, ranks: Ranks) -> None:
-        self._part, self._ranks = part, ranks
+        self._part: Any = part
+        self._ranks = ranks
         self.nbytes, self.numel, self.columns, self.waits = part.nbytes, part.numel, part.columns, part.waits
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Any, residual: Tensor | None = None) -> Tensor:
+        found = self._whole(x)
+        return found if residual is None else residual.add_(found)
+
+    def _whole(self, x: Any) -> Tensor:
+        raise NotImplementedError
+
+    def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
+        """What a GPU's kernels want of this rank's inputs."""
+        return self._part.wants(rows)
+
+    def adds(self, rows: int) -> bool:
+        """Not in the same launch."""
+        return False
+
+
+class SummedLinear(_Divided):
+    """A linear whose inputs are divided ("row parallel"): each rank's outputs are a part of the sum."""
+
+    def _whole(self, x: Any) -> Tensor:
         return self._ranks.all_reduce(self._part(x))
 
     def explain(self) -> str:
         return f"{self._part.explain()}, summed over {self._ranks.count} ranks"
 
 
-class JoinedLinear:
+class JoinedLinear(_Divided):
     """A linear whose outputs are divided, and are put together.
 
     Args:
@@ -42,14 +64,18 @@ class JoinedLinear:
     """
 
     def __init__(self, part: Linear, ranks: Ranks, widths: Sequence[int], inputs: Sequence[int] | None = None) -> None:
-        self._part, self._ranks, self._widths, self._inputs = part, ranks, widths, inputs
-        self.nbytes, self.numel, self.waits = part.nbytes, part.numel, part.waits
+        super().__init__(part, ranks)
+        self._widths, self._inputs = widths, inputs
         self.columns = part.columns if inputs is None else inputs[ranks.rank]
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def _whole(self, x: Any) -> Tensor:
         if self._inputs is not None:
             x = self._ranks.all_gather(x, self._inputs)
         return self._ranks.all_gather(self._part(x), self._widths)
+
+    def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
+        """None if inputs come divided: they are gathered before they are rounded."""
+        return super().wants(rows) if self._inputs is None else None
 
     def explain(self) -> str:
         return f"{self._part.explain()}, joined from {self._ranks.count} ranks"

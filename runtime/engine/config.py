@@ -58,8 +58,8 @@ class EngineConfig:
         cp: how many processes have a part of each sequence's keys and values each (context parallelism, ring attention); each of them is
             ``tp`` processes.
         expert_parallel: whether the ``tp`` processes have whole experts of a mixture each, instead of a share of all.
-        offload: ``disk`` keeps the layers' weights in a file, from which each is read while the one before computes; for models
-            that are larger than the memory. None keeps all in memory.
+        offload: for models that are larger than the memory. ``disk``: the layers' weights are in a file, from which each is read while
+            the one before computes; on a CPU. ``cpu``: a GPU's weights are in the host's memory, and copied likewise. None: neither.
         offload_directory: where that file is; the system's directory for temporary files by default.
         compile: use torch.compile for the layers instead of Smelt's kernels; it takes a minute at the first
             prompt and the first decode step.
@@ -131,14 +131,19 @@ class EngineConfig:
         _check_choice("admission", self.admission, ("predicted", "immediate"))
         if self.max_waiting is not None and self.max_waiting < 1:
             raise RuntimeProblem(f"max_waiting is {self.max_waiting}; it must be at least 1")
-        if self.offload not in (None, "disk"):
-            raise RuntimeProblem(f"offload is {self.offload!r}; it must be disk, or left out")
-        if self.offload is not None and (self.compile or self.reproducible or self.device != "cpu"):
-            raise RuntimeProblem(
-                "offload is for a CPU, without compile and reproducible; set these so, or leave it out"
-            )
-        if self.offload is None and self.offload_directory is not None:
-            raise RuntimeProblem("offload_directory is set, but offload is not; set it to disk")
+        if self.offload not in (None, "cpu", "disk"):
+            raise RuntimeProblem(f"offload is {self.offload!r}; it must be cpu or disk, or left out")
+        if self.offload is not None:
+            if self.compile or self.reproducible:
+                raise RuntimeProblem("offload is without compile and reproducible; leave these out, or offload")
+            if (self.device == "cpu") != (self.offload == "disk"):
+                where = "a CPU" if self.device == "cpu" else "a GPU"
+                raise RuntimeProblem(
+                    f"offload is {self.offload}, and the device is {where}: a CPU's weights can go to the disk, a GPU's to the"
+                    " host's memory (cpu)"
+                )
+        if self.offload != "disk" and self.offload_directory is not None:
+            raise RuntimeProblem("offload_directory is set, but offload is not disk; set it to disk")
         if self.expert_parallel and self.tp == 1:
             raise RuntimeProblem(
                 "expert_parallel divides experts between tp processes, but tp is 1; raise it, or leave it out"

@@ -141,8 +141,9 @@ class Engine:
         parts = ExecutorParts(
             self.model, self._store, self.ends, self.config, self._host, self.max_length, self._log, self._workers
         )
-        # Graphs are of one process.
-        return EXECUTORS[self.model.operators.executor if self._workers is None else "torch"](parts)
+        # Graphs are of one process, and of weights that stay where they are.
+        plain = self._workers is not None or self.model.offloads
+        return EXECUTORS["torch" if plain else self.model.operators.executor](parts)
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
         """Load other weights of the same shapes, such as those of a model in training.

@@ -22,7 +22,8 @@ from ..native.library import kernels
 from ..native.operators import NativeOperators
 from ..parallel.stages import OnlyHead, RankPlace
 from ..weights.checkpoint import Checkpoint
-from ..weights.weight_file import WeightFile
+from ..weights.host_stream import HostLayers
+from ..weights.layer_stream import DiskLayers
 from .config import DTYPE_NAMES, EngineConfig
 
 T = TypeVar("T")
@@ -57,16 +58,18 @@ def load_model(
 
         return opened, Model(opened, CompiledOperators(computing, where))
     place = place or RankPlace()
-    file = None
-    if config.offload is not None:
-        file = WeightFile(Path(config.offload_directory or tempfile.gettempdir()))
+    offload = None
+    if config.offload == "disk":
+        offload = DiskLayers(Path(config.offload_directory or tempfile.gettempdir()))
+    elif config.offload == "cpu":
+        offload = HostLayers(where)
     return opened, Model(
         opened,
         _operators(computing, where, config, log),
         ranks=place.ranks,
         stages=place.stages,
         context=place.context,
-        offload=file,
+        offload=offload,
         divides_experts=config.expert_parallel,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,12 +35,21 @@ class GpuLayers:
         dtype: the compute dtype.
         tiles: of the device.
         fusions: the fused launches.
+        reach: called before each layer, with its number; None for nothing.
 
     Attributes:
         captures: whether no attention or mixture synchronizes, so that steps can be captured if no linear does.
     """
 
-    def __init__(self, parts: list[LayerParts], dtype: torch.dtype, tiles: Tiles, fusions: Fusions) -> None:
+    def __init__(
+        self,
+        parts: list[LayerParts],
+        dtype: torch.dtype,
+        tiles: Tiles,
+        fusions: Fusions,
+        reach: Callable[[int], None] | None = None,
+    ) -> None:
+        self._reach = reach
         self._layers = [_GpuLayer(each, tiles, fusions) for each in parts]
         self._fusions = fusions
         self._dtype, self._heads, self._tiles = dtype, parts[0].heads, tiles
@@ -63,7 +73,9 @@ class GpuLayers:
         """The same for a step whose lists are on the device."""
         stream = _Stream(hidden, self._fusions)
         cached = 0
-        for layer in self._layers:
+        for number, layer in enumerate(self._layers):
+            if self._reach is not None:
+                self._reach(number)
             layer.run(stream, step, store, cached)
             cached += layer.attends
         return stream.value()

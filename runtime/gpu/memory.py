@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from ...system.device import on
-from ..decoder.batch import Batch, Run
+from ..decoder.batch import Run
 from ..decoder.model import Model
 from ..kernels.base.launch import overlapping
 from ..kernels.base.precompile import precompile_work
@@ -34,7 +34,7 @@ def measured_activations(model: Model, token_budget: int, max_sequences: int, bl
             mine = list(range(i * each, (i + 1) * each))
             runs.append(Run([0] * count, 0, mine, count, min(wanted, count)))
             wanted -= runs[-1].wants
-        step = Batch(runs, block_size)
+        step = model.batch(runs, block_size)
         precompile_work([lambda: model(step, store)], lambda _: None)
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()

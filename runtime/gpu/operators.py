@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -75,8 +75,8 @@ class GpuOperators(Operators):
         plain = super().layer_norm(weight, bias, eps)
         return GpuNorm(Norm("layer", weight, bias, eps, False), plain)
 
-    def stack(self, layers: list[LayerParts]) -> Stack | None:
-        return GpuLayers(layers, self.dtype, self._tiles, self._fusions)
+    def stack(self, layers: list[LayerParts], reach: Callable[[int], None] | None = None) -> Stack | None:
+        return GpuLayers(layers, self.dtype, self._tiles, self._fusions, reach)
 
     def keys_values(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -76,8 +77,8 @@ class NativeOperators(Operators):
         rows, size = logits.shape
         return LogitStatistics(*self._kernels.logit_statistics(logits.data_ptr(), rows, size, torch.get_num_threads()))
 
-    def stack(self, layers: list[LayerParts]) -> Stack | None:
-        return stack_of(self._kernels, layers)
+    def stack(self, layers: list[LayerParts], reach: Callable[[int], None] | None = None) -> Stack | None:
+        return stack_of(self._kernels, layers) if reach is None else None
 
 
 class NativeAttention:

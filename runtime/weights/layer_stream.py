@@ -3,59 +3,53 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from ...system.machine import human_bytes
+from ...system.pages import weights_kept_by
+from .offload import L, StreamCounts
 from .weight_file import WeightFile
 
 
-@dataclass
-class StreamCounts:
-    """What reading has taken so far.
+class DiskLayers:
+    """Layers whose weights are in a file.
 
-    Attributes:
-        steps: that were computed.
-        bytes: that were read.
-        reading: seconds of reading.
-        waiting: seconds for which a layer waited for its weights.
-        computing: seconds of everything else.
+    Args:
+        directory: where it is.
+
+    Raises:
+        RuntimeProblem: nothing can be written there.
     """
 
-    steps: int = 0
-    bytes: int = 0
-    reading: float = 0.0
-    waiting: float = 0.0
-    computing: float = 0.0
-
-    def as_data(self) -> dict[str, float]:
-        """As plain data."""
-        return asdict(self)
+    def __init__(self, directory: Path) -> None:
+        self._file = WeightFile(directory)
+        self._spans: list[tuple[int, int]] = []
 
     @property
-    def bandwidth(self) -> float:
-        """Bytes a second while something was read."""
-        return self.bytes / self.reading if self.reading else 0.0
+    def bytes(self) -> int:
+        """Of all layers."""
+        return self._file.end
 
-    def sentence(self, predicted: float) -> str:
-        """For messages.
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest layer."""
+        return max(map(_size, self._spans))
 
-        Args:
-            predicted: bytes a second that were expected.
-        """
-        if not self.bytes:
-            return "all layers stay in memory"
-        total = self.waiting + self.computing
-        found = (
-            f"{human_bytes(self.bytes // self.steps)} of weights were read for each of {self.steps} steps, at"
-            f" {human_bytes(int(self.bandwidth))}/s ({human_bytes(int(predicted))}/s predicted); {self.waiting / total:.0%} of the time steps waited for them"
-        )
-        if self.waiting > 0.1 * total:
-            factor = self.reading / max(self.computing, 1e-9)
-            found += f"; steps that compute {factor:.1f} times as long, by more sequences or larger pieces of prompts, would hide it"
-        return found
+    def build(self, make: Callable[[], L]) -> L:
+        """The layer that a function makes; its weights go to the file, and not to memory."""
+        begin = self._file.end
+        with weights_kept_by(self._file.keep):
+            layer = make()
+        self._file.settle()
+        self._file.give_back(begin, self._file.end)
+        self._spans.append((begin, self._file.end))
+        return layer
+
+    def stream(self, resident: int) -> LayerStream:
+        """What reads them."""
+        return LayerStream(self._file, self._spans, resident)
 
 
 class LayerStream:

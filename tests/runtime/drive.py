@@ -13,6 +13,7 @@ from smelt.runtime.decoder.operators import Operators
 from smelt.runtime.parallel.ranks import Ranks
 from smelt.runtime.parallel.stages import Stages
 from smelt.runtime.weights.checkpoint import Checkpoint
+from smelt.runtime.weights.offload import OffloadedLayers
 from torch import Tensor
 
 
@@ -32,6 +33,7 @@ def logits_in_pieces(
     ranks: Ranks | None = None,
     stages: Stages | None = None,
     context: Ranks | None = None,
+    offload: OffloadedLayers | None = None,
     divides_experts: bool = False,
 ) -> list[Tensor]:
     """Each prompt's logits, computed as ``steps`` say: a step lists prompts and how many of their tokens it takes."""
@@ -42,6 +44,7 @@ def logits_in_pieces(
         ranks=ranks,
         stages=stages,
         context=context,
+        offload=offload,
         divides_experts=divides_experts,
     )
     needed = [-(-len(prompt) // size) for prompt in prompts]

@@ -100,9 +100,11 @@ def test_a_step_that_fails_is_not_the_last(tiny: Callable[..., Path], monkeypatc
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"offload": "cpu"}, "it must be disk"),
-        ({"offload": "disk", "compile": True}, "offload is for a CPU"),
-        ({"offload_directory": "/"}, "offload is not"),
+        ({"offload": "nvme"}, "it must be cpu or disk"),
+        ({"offload": "cpu"}, "a GPU's to the host's memory"),
+        ({"offload": "disk", "device": "cuda"}, "a CPU's weights can go to the disk"),
+        ({"offload": "disk", "compile": True}, "offload is without compile"),
+        ({"offload_directory": "/"}, "offload is not disk"),
         ({"offload": "disk", "offload_directory": "/nowhere"}, "/nowhere cannot be written to"),
     ],
 )

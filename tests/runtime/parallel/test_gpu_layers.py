@@ -1,0 +1,82 @@
+"""Models divided between ranks on the GPU's kernels, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from smelt.runtime.gpu import GpuOperators
+from smelt.runtime.gpu.layers import GpuLayers
+from smelt.runtime.parallel.stages import divided
+from torch import Tensor
+
+from ...compress.coded import compressed
+from ..drive import logits_in_pieces
+from ..kernels.interpreter import interpreted
+from .thread_ranks import CountingRanks, on_ranks
+
+pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+CPU = torch.device("cpu")
+PROMPTS = [torch.randint(4, 4096, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (15, 9)]
+# A prompt; a prompt beside the rest of another; single tokens.
+STEPS = [[(0, 9)], [(1, 8), (0, 5)], [(0, 1), (1, 1)]]
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def one_launch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter replaces functions of its own module while a kernel runs."""
+    from triton.runtime.interpreter import GridExecutor
+
+    launch, lock = GridExecutor.__call__, threading.Lock()
+
+    def alone(self: GridExecutor, *given: object, **options: object) -> object:
+        with lock:
+            return launch(self, *given, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", alone)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "scheme", "tp", "pp"),
+    [
+        ("llama", "W4A16", 2, 1),
+        pytest.param("llama", None, 2, 2, marks=SLOW),
+        pytest.param("qwen3", "FP8_BLOCK", 2, 1, marks=SLOW),
+        pytest.param("gemma3_text", "NVFP4A16", 2, 1, marks=SLOW),
+        pytest.param("mixtral", "W4A16", 2, 1, marks=SLOW),
+        pytest.param("mixtral", None, 1, 2, marks=SLOW),
+        pytest.param("olmo2", None, 2, 1, marks=SLOW),  # whose norms see all heads: layer by layer
+    ],
+)
+def test_logits_are_those_of_one_process(
+    tiny: Callable[..., Path],
+    architecture: str,
+    scheme: str | None,
+    tp: int,
+    pp: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, together = GpuLayers.run, []
+    monkeypatch.setattr(GpuLayers, "run", lambda *given: together.append(1) or run(*given))
+    path = tiny(architecture, num_hidden_layers=2)
+    exact = logits_in_pieces(path, PROMPTS, STEPS)
+    if scheme is not None:
+        compressed(path, scheme, 32 if scheme == "W4A16" else None)
+    operators = GpuOperators(torch.float32, CPU)
+
+    def work(world: CountingRanks) -> list[Tensor]:
+        place = divided(world, tp, pp)
+        return logits_in_pieces(path, PROMPTS, STEPS, operators, ranks=place.ranks, stages=place.stages)
+
+    found = on_ranks(tp * pp, work)[0]
+    assert bool(together) == (architecture != "olmo2")
+    wanted = logits_in_pieces(path, PROMPTS, STEPS, operators)
+    for true, one, parts in zip(exact, wanted, found, strict=True):
+        if scheme == "FP8_BLOCK":  # of many rounded inputs, some are at the edge between two codes
+            assert (parts - true).norm() < 1.1 * (one - true).norm()
+        else:
+            torch.testing.assert_close(parts, one, atol=2e-4, rtol=1e-4)
