@@ -26,7 +26,7 @@ from .layer import DecoderLayer
 from .linears.linear import Linear
 from .loader import DecoderLoader
 from .operators import Operators, Rotation, Rowwise, Stack
-from .pipeline import Result, pipelined
+from .pipeline import Result, pieces_of, pipelined
 from .rope import Rotations
 
 
@@ -139,7 +139,7 @@ class Model:
         """Logits ``[wanted, vocabulary]`` of a step's tokens; their keys and values go to ``store``."""
         if isinstance(self.stages, ConnectedStages):
             vocabulary = Result(self.logits, lambda piece: len(piece.wanted), self.spec.vocabulary, torch.float32)
-            return pipelined(self, self.stages, batch, store, self.spec.hidden, vocabulary)
+            return self._pipelined(self.stages, batch, store, vocabulary)
         found = self.logits(self.hidden(batch, store), batch)
         return batch.all_wanted(found) if isinstance(batch, ContextBatch) else found
 
@@ -164,9 +164,13 @@ class Model:
             states = Result(
                 lambda hidden, _: self.head.states(hidden), lambda piece: len(piece.tokens), self.width, self.dtype
             )
-            return pipelined(self, self.stages, batch, store, self.spec.hidden, states)
+            return self._pipelined(self.stages, batch, store, states)
         found = self.head.states(self.hidden(batch, store))
         return batch.all_tokens(found) if isinstance(batch, ContextBatch) else found
+
+    def _pipelined(self, stages: ConnectedStages, batch: Batch, store: KeysValues, result: Result) -> Tensor:
+        pieces = pieces_of(batch, stages.count)
+        return pipelined(self, stages, pieces, batch.block_size, store, self.spec.hidden, result)
 
     def logits(self, hidden: Tensor, batch: Batch) -> Tensor:
         """The logits that a step wants of its last layer's outputs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -71,26 +71,37 @@ def equal_pieces(runs: list[Run], count: int) -> list[list[Run]]:
 
 def pieces_of(batch: Batch, stages: int) -> list[list[Run]]:
     """A step's pieces for so many stages."""
-    tokens = len(batch.tokens)
+    return equal_pieces(batch.runs, piece_count(len(batch.tokens), stages))
+
+
+def piece_count(tokens: int, stages: int) -> int:
+    """How many pieces a step of so many tokens has."""
     most = max(1, tokens // _LEAST_TOKENS)
-    return equal_pieces(batch.runs, max(min(stages, tokens), min(most, _PIECES * stages)))
+    return max(min(stages, tokens), min(most, _PIECES * stages))
 
 
 def pipelined(
-    model: StageModel, stages: ConnectedStages, batch: Batch, store: KeysValues, hidden: int, result: Result
+    model: StageModel,
+    stages: ConnectedStages,
+    pieces: Sequence[list[Run]],
+    block_size: int,
+    store: KeysValues,
+    hidden: int,
+    result: Result,
 ) -> Tensor:
     """This stage's share of a step. Returns the result on the rank that samples, and none elsewhere.
 
     Args:
         model: with this stage's layers.
         stages: all of them.
-        batch: the whole step.
+        pieces: of the whole step.
+        block_size: positions in a cache block.
         store: with this stage's keys and values.
         hidden: the width of hidden states.
         result: of the last stage.
     """
-    pieces = [Batch(runs, batch.block_size) for runs in pieces_of(batch, stages.count)]
-    for piece in pieces:
+    batches = [Batch(runs, block_size) for runs in pieces]
+    for piece in batches:
         if stages.is_first:
             states = model.embed(piece.tokens, piece.positions)
         else:
@@ -104,7 +115,7 @@ def pipelined(
                 stages.send(found)
     received = []
     if stages.gets_result:
-        rows = [result.rows(piece) for piece in pieces]
+        rows = [result.rows(piece) for piece in batches]
         received = [stages.receive((count, result.width), result.dtype, model.device) for count in rows if count]
     stages.wait()
     return torch.cat(received) if received else torch.empty(0, result.width)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ..costs.device_cost import DeviceCost
 from ..costs.memory import usable_memory
 from ..costs.model_size import ModelSize
-from ..costs.work import StepCost, StepWork
+from .offload_figures import OffloadFigures, offload_figures
+from .work import decode_work, first_token_seconds
 
 _BLOCK = 16
 
@@ -46,6 +47,7 @@ class Figures:
         first_token: from the prompt to its first token (TTFT), computed in chunks of the token budget.
         first_token_in_one_step: the same, computed in one step.
         joules: of a generated token, at most, of the batch or of one sequence if it does not fit; None if the power is not known.
+        offload: what it does with layers in host memory, if it does not fit and that is known.
     """
 
     weight_bytes: int
@@ -58,6 +60,7 @@ class Figures:
     first_token: float
     first_token_in_one_step: float
     joules: float | None
+    offload: OffloadFigures | None = None
 
 
 def figures(size: ModelSize, device: DeviceCost, load: PlanLoad) -> Figures:
@@ -92,21 +95,15 @@ def figures(size: ModelSize, device: DeviceCost, load: PlanLoad) -> Figures:
         first_token_seconds(cost, load.context, load.token_budget),
         first_token_seconds(cost, load.context, load.context),
         joules,
+        None
+        if sequences
+        else offload_figures(
+            size,
+            device,
+            cost,
+            context=load.context,
+            batch=load.batch,
+            memory_bytes=load.memory_bytes,
+            devices=load.devices,
+        ),
     )
-
-
-def decode_work(sequences: int, context: int) -> StepWork:
-    """A step that adds a token to each sequence."""
-    cached = sequences * context
-    return StepWork(sequences, sequences, cached, cached, chunks=sequences)
-
-
-def first_token_seconds(cost: StepCost, prompt: int, budget: int) -> float:
-    """The time of a prompt, alone, in chunks of so many tokens."""
-    found = 0.0
-    for start in range(0, prompt, budget):
-        count = min(budget, prompt - start)
-        pairs = count * start + count * (count + 1) // 2
-        stop = start + count
-        found += cost.seconds(StepWork(count, int(stop == prompt), stop, pairs, 0, 1, 1, pairs))
-    return found

@@ -75,6 +75,8 @@ def _row(each: PlanEntry, measured: bool) -> list[str]:
 
 def _notes(each: PlanEntry) -> str:
     notes = [*([] if each.figures.fits else ["does not fit"]), *each.misses, *each.candidate.notes]
+    if each.figures.offload is not None:
+        notes.append(each.figures.offload.sentence())
     if each.no_gain_over is not None:
         notes.append(f"gains nothing over {each.no_gain_over}")
     if each.outside:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-from ...costs.work import StepCost
+from ...costs.work import StepCost, StepWork
 from ...requests.trace import Arrival
 from ..options import SimulatedEngine
 from ..replica import Replica
@@ -106,6 +106,58 @@ class Pipeline:
         lane.ready = end
         self._active += max(0.0, end - max(now, self._until))
         self._until = max(self._until, end)
+
+
+@dataclass(frozen=True)
+class StepInPieces:
+    """A step's cost in an engine whose stages compute pieces of each step one after another, and wait for its end.
+
+    Args:
+        stages: the cost of each.
+        pieces: how many a step of so many tokens has; they have equally many.
+        send: seconds for each token to the next stage.
+    """
+
+    stages: Sequence[StepCost]
+    pieces: Callable[[int], int]
+    send: float = 0.0
+
+    def seconds(self, work: StepWork) -> float:
+        """The time of a step."""
+        return self.passed(equal_parts(work, self.pieces(work.tokens)))[0]
+
+    def passed(self, pieces: Sequence[StepWork]) -> tuple[float, float]:
+        """The time of a step in given pieces, and the share of the stages' time in which they have none."""
+        free, busy = [0.0] * len(self.stages), 0.0
+        for piece in pieces:
+            arrived = 0.0
+            for stage, cost in enumerate(self.stages):
+                seconds = cost.seconds(piece)
+                free[stage] = max(free[stage], arrived) + seconds
+                arrived = free[stage] + self.send * piece.tokens
+                busy += seconds
+        return free[-1], 1 - busy / (len(free) * free[-1])
+
+
+def equal_parts(work: StepWork, count: int) -> list[StepWork]:
+    """A step's work in so many pieces of equally many tokens."""
+
+    def part(total: int, which: int) -> int:
+        return total * (which + 1) // count - total * which // count
+
+    return [
+        replace(
+            work,
+            tokens=part(work.tokens, i),
+            sequences=part(work.sequences, i),
+            cached=part(work.cached, i),
+            pairs=part(work.pairs, i),
+            chunks=-(-work.chunks // count),
+            prompts=-(-work.prompts // count),
+            prompt_pairs=part(work.prompt_pairs, i),
+        )
+        for i in range(count)
+    ]
 
 
 def simulate_pipeline(

@@ -24,6 +24,7 @@ from smelt.runtime.plan.candidates import find_candidates, without_blocks
 from smelt.runtime.plan.losses import CACHE_LOSS, SCHEME_LOSS, UNQUANTIZED, block_loss
 from smelt.runtime.plan.planner import PlanEntry, PlanRequest, ServingPlan, plan
 from smelt.runtime.plan.targets import PlanTarget, parse_targets
+from smelt.runtime.plan.text import plan_table
 from transformers import AutoConfig
 
 from tests.house import REPOSITORY
@@ -231,3 +232,34 @@ def test_layers_that_do_not_fit_are_extrapolated(tiny: Callable[..., Path], monk
     timed = measured.measure_formats(plan(directory, PlanRequest("h100-sxm", schemes=("unquantized",))), directory)
     assert timed.planned[0].measured is not None
     assert timed.planned[0].measured.layers == 2
+
+
+def test_a_model_that_does_not_fit_is_copied_from_the_host_by_hand(tmp_path: Path) -> None:
+    """Llama-3-70B's layers in bfloat16 on an H100: what is not resident crosses PCIe for every step."""
+    config = AutoConfig.for_model(
+        "llama", num_hidden_layers=80, hidden_size=8192, intermediate_size=28672, num_attention_heads=64, num_key_value_heads=8,
+        vocab_size=128256, max_position_embeddings=8192, tie_word_embeddings=False,
+    )  # fmt: skip
+    config.architectures, config.dtype = ["LlamaForCausalLM"], torch.bfloat16
+    config.save_pretrained(tmp_path)
+    request = PlanRequest("h100-sxm", context=4096, batch=8, schemes=("unquantized", "W4A16"))
+    found = _by_label(plan(ModelDirectory("llama", tmp_path), request))
+    entry = found["bfloat16"]
+    assert not entry.figures.fits
+    offload = entry.figures.offload
+    assert offload is not None
+    layers = 80 * 2 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
+    embeddings = 2 * 2 * 128256 * 8192
+    cache = 8 * 4096 * 80 * 2 * 8 * 128 * 2
+    resident = 80 * GIB * 0.85 - embeddings - 2 * layers / 80 - cache
+    assert offload.read_bytes == pytest.approx(layers - resident, rel=1e-3)
+    assert offload.tokens_per_second == pytest.approx(64e9 / (layers - resident), rel=1e-3)
+    # Steps that compute as long as they copy: 140 billion operations a token at less than the tensor cores' peak.
+    seconds = (layers - resident) / 64e9
+    assert offload.hiding_tokens is not None
+    assert offload.hiding_tokens < seconds * 989e12 / layers
+    assert offload.hiding_batch is None  # eight sequences have a cache
+    assert found["W4A16 g128"].figures.offload is None
+    assert f"does not fit; {offload.sentence()}" in plan_table(
+        plan(ModelDirectory("llama", tmp_path), request), everything=True
+    )

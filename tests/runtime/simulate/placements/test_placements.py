@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from smelt.runtime import RuntimeProblem
@@ -10,7 +10,13 @@ from smelt.runtime.costs.work import LinearCost, StepWork
 from smelt.runtime.requests.trace import Arrival
 from smelt.runtime.simulate.options import SimulatedEngine
 from smelt.runtime.simulate.placements.disaggregated import simulate_disaggregated
-from smelt.runtime.simulate.placements.pipeline import Lane, Pipeline, simulate_pipeline
+from smelt.runtime.simulate.placements.pipeline import (
+    Lane,
+    Pipeline,
+    StepInPieces,
+    equal_parts,
+    simulate_pipeline,
+)
 from smelt.runtime.simulate.placements.placement import Placement
 from smelt.runtime.simulate.placements.replicas import simulate_replicas
 from smelt.runtime.simulate.replica import Replica
@@ -71,6 +77,21 @@ def test_full_batches_of_equal_chunks_leave_no_bubbles_between_them() -> None:
     # 20 chunks of a second at each stage; the second stage waits for the first chunk alone, the first stage for the last.
     assert found.seconds == pytest.approx(21.0)
     assert bubbles == pytest.approx(1 - 40 / 42)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("pieces", [1, 2, 5, 8])
+def test_equal_pieces_of_a_step_leave_what_the_formula_says(stages: int, pieces: int) -> None:
+    """(p - 1) / (m + p - 1), as GPipe has it."""
+    cost = StepInPieces([_BySize(0.01)] * stages, lambda tokens: pieces)
+    work = StepWork(tokens=400, sequences=1, cached=400, pairs=400)
+    seconds, idle = cost.passed(equal_parts(work, pieces))
+    assert idle == pytest.approx((stages - 1) / (pieces + stages - 1))
+    assert seconds == pytest.approx(cost.seconds(work)) == pytest.approx(4.0 / pieces * (pieces + stages - 1))
+    unequal = [replace(work, tokens=tokens) for tokens in (300, 100)]
+    assert cost.passed(unequal)[0] == pytest.approx(4.0 + 3.0 * (stages - 1))
+    parts = equal_parts(replace(work, tokens=401), pieces)
+    assert sum(each.tokens for each in parts) == 401
 
 
 def test_models_that_share_stages_wait_for_each_other() -> None:
