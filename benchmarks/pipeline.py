@@ -25,11 +25,12 @@ from smelt.runtime.decoder.batch import Batch, Run
 from smelt.runtime.decoder.model import Model
 from smelt.runtime.decoder.pipeline import Result, equal_pieces, pieces_of, pipelined
 from smelt.runtime.engine.loading import operators_for
-from smelt.runtime.parallel.launch import ends_with, joined_at, started
+from smelt.runtime.parallel.launch import joined_at, started
 from smelt.runtime.parallel.ranks import ConnectedRanks
 from smelt.runtime.parallel.stages import ConnectedStages, divided
 from smelt.runtime.simulate.placements.pipeline import StepInPieces
 from smelt.runtime.weights.checkpoint import Checkpoint
+from smelt.system.child_processes import ends_with
 
 from .common import save
 from .random_model import build

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..common import REPOSITORY, RESULTS
-from . import gpu, predictions, pruning, quantization, runtime, server, serving, serving_on_engine, training
+from . import gpu, parallel, predictions, pruning, quantization, runtime, server, serving, serving_on_engine, training
 
 PLACES = ("README.md", "benchmarks/README.md", *(f"docs/{p.name}" for p in sorted((REPOSITORY / "docs").glob("*.md"))))
 _MARKED = re.compile(r"(<!-- results: ([^>]+) -->\n).*?(<!-- results end -->)", re.DOTALL)
@@ -29,6 +29,7 @@ TABLES: dict[str, _Table] = {
     **serving.TABLES,
     **server.TABLES,
     **serving_on_engine.TABLES,
+    **parallel.TABLES,
 }
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .launched import on_processes
 from .outcome import reporting_errors
 
 
@@ -26,6 +27,9 @@ def run(
         bool, typer.Option("--dry-run", help="Check the recipe and print the plan without running it.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of continuing an earlier run.")] = False,
+    processes: Annotated[
+        int, typer.Option(help="Processes of this machine that share the work; on GPUs each takes one.", min=1)
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result (or the plan) as JSON.")] = False,
 ) -> int:
     """Run a recipe: compress a model, and report its accuracy and speed.
@@ -37,17 +41,20 @@ def run(
         smelt run recipes/quickstart.yaml --set steps.0.quantize.rounding=nearest --output runs/nearest
 
         smelt run recipes/quickstart.yaml --dry-run --json
+
+        smelt run recipes/quickstart.yaml --processes 2
     """
     from ..recipe.recipe import Recipe
 
     overrides = [*(set_ or []), *([f"output={json.dumps(str(output), ensure_ascii=False)}"] if output else [])]
     loaded = Recipe.load(recipe, overrides)
     if dry_run:
-        return _print_plan(loaded, fresh, as_json)
-    from ...system.processes import is_first
-    from ..pipeline.pipeline import run as run_recipe
+        return _print_plan(loaded, fresh, processes, as_json)
+    with on_processes(processes):
+        from ...system.processes import is_first
+        from ..pipeline.pipeline import run as run_recipe
 
-    result = run_recipe(loaded, fresh=fresh)
+        result = run_recipe(loaded, fresh=fresh)
     if not is_first():
         return 0
     if as_json:
@@ -58,11 +65,11 @@ def run(
     return 0
 
 
-def _print_plan(recipe: Any, fresh: bool, as_json: bool) -> int:
+def _print_plan(recipe: Any, fresh: bool, processes: int, as_json: bool) -> int:
     from ...system.processes import is_first
     from ..pipeline.plan import Plan
 
-    plan = Plan.make(recipe, fresh=fresh)
+    plan = Plan.make(recipe, fresh=fresh, processes=processes)
     if not is_first():
         return 1 if plan.problems else 0
     print(json.dumps(plan.as_data(), indent=2) if as_json else plan.terminal())

@@ -148,8 +148,6 @@ def serve(
             raise SmeltError(
                 "--max-models is for models that are loaded while one engine runs; leave it out, or --replicas"
             )
-        if engine.ranks > 1:
-            raise SmeltError("--tp and --pp are not used with --replicas yet; leave them out, or --replicas")
         plan = ReplicaPlan(found, adapters, engine, config, tool_call_parser, stream_interval)
         return _serve_replicas(plan, replicas, config)
     # Before the models are loaded, which takes long.

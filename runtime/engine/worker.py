@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
+from ...system.child_processes import ends_with
 from ...system.errors import SmeltError
 from ..decoder.prompt_states import prompt_states
-from ..parallel.launch import ends_with, joined_at, joined_by_environment, launched_count, launched_rank
+from ..parallel.launch import joined_at, joined_by_environment, launched_count, launched_rank
 from ..parallel.ranks import RankLost, Ranks
 from ..parallel.stages import divided
 from .config import EngineConfig

@@ -14,10 +14,11 @@ from typing import Self
 
 import torch
 
+from ...system.child_processes import OtherProcesses
 from ...system.device import device_named
 from ...system.errors import RuntimeProblem, SmeltError
 from ..decoder.batch import Run
-from ..parallel.launch import OtherProcesses, joined_by_environment, launched_count, started
+from ..parallel.launch import joined_by_environment, launched_count, started
 from ..parallel.ranks import RankLost, Ranks
 from ..parallel.stages import RankPlace, divided
 from ..scheduling.plan import StepPlan

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage] - documented there
 from torch.distributed.distributed_c10d import Store
 
+from ...system.child_processes import OtherProcesses
 from ...system.errors import RuntimeProblem
 from ...system.processes import meeting_place
 from .ranks import ConnectedRanks
 
 _START_SECONDS = 300.0
-_END_SECONDS = 10.0
 
 
 def launched_count() -> int:
@@ -30,51 +27,6 @@ def launched_count() -> int:
 def launched_rank() -> int:
     """This one's number among them."""
     return int(os.environ.get("RANK", "0"))
-
-
-class OtherProcesses:
-    """Processes that this one has started.
-
-    Args:
-        processes: they, from rank 1 on; none if a launcher has started them.
-        directory: where they meet; removed at the end.
-    """
-
-    def __init__(
-        self, processes: list[subprocess.Popen[bytes]], directory: tempfile.TemporaryDirectory[str] | None = None
-    ) -> None:
-        self._processes, self._directory = processes, directory
-
-    def lost(self, seconds: float = 0.0) -> str | None:
-        """Which one has ended, and how; None if all run.
-
-        Args:
-            seconds: to wait for it: a process' connections close a moment before it has ended.
-        """
-        until = time.monotonic() + seconds
-        while (found := self._ended()) is None and time.monotonic() < until:
-            time.sleep(0.01)
-        return found
-
-    def _ended(self) -> str | None:
-        for rank, process in enumerate(self._processes, 1):
-            code = process.poll()
-            if code is not None:
-                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
-                return f"rank {rank} (process {process.pid}) {how}"
-        return None
-
-    def end(self, seconds: float = _END_SECONDS) -> None:
-        """Wait so long for them to end by themselves, and then end them."""
-        until = time.monotonic() + seconds
-        for process in self._processes:
-            try:
-                process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        if self._directory is not None:
-            self._directory.cleanup()
 
 
 def joined_by_environment(device: str) -> ConnectedRanks:
@@ -105,7 +57,7 @@ def started(module: str, count: int, device: str) -> tuple[ConnectedRanks, Other
 
     Args:
         module: what they run, with this process' number, the file where they meet, a rank, the count and the device; it
-            calls :func:`ends_with` and :func:`joined_at`.
+            calls :func:`.ends_with` and :func:`joined_at`.
         count: how many ranks there are.
         device: ``cpu`` or ``cuda``.
 
@@ -115,35 +67,18 @@ def started(module: str, count: int, device: str) -> tuple[ConnectedRanks, Other
     directory = tempfile.TemporaryDirectory(prefix="smelt-ranks-")
     place = Path(directory.name) / "store"
     store = FileStore(str(place), count)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, str(os.getpid()), str(place), str(rank), str(count), device],
-            env=os.environ | {"LOCAL_RANK": str(rank)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            # In a session of their own: an interrupt is for this process, which then ends them.
-            start_new_session=True,
-        )
-        for rank in range(1, count)
-    ]
-    others = OtherProcesses(processes, directory)
+    others = OtherProcesses.started(
+        count,
+        lambda rank: [sys.executable, "-m", module, str(os.getpid()), str(place), str(rank), str(count), device],
+        lambda rank: {"LOCAL_RANK": str(rank)},
+        directory,
+    )
     try:
         _wait_for_all(store, count, others)
         return ConnectedRanks(store, 0, count, device, here_only=True), others
     except BaseException:
         others.end(0)
         raise
-
-
-def ends_with(parent: int) -> None:
-    """End this process as soon as the one that has started it is gone, however that ended."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _here(rank: int) -> str:

@@ -53,6 +53,7 @@ class HostLayers:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._layers: list[_HostLayer] = []
+        self._known = set[int]()
 
     @property
     def bytes(self) -> int:
@@ -72,7 +73,9 @@ class HostLayers:
         """
         layer = make()
         by_memory: dict[int, list[Tensor]] = {}
-        for tensor in _tensors(list(layer.linears().values()), self._device):
+        for tensor in _tensors(layer, self._device):
+            assert id(tensor) not in self._known, "layers share a tensor"
+            self._known.add(id(tensor))
             by_memory.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
         sizes = [each[0].untyped_storage().nbytes() for each in by_memory.values()]
         total = sum(_aligned(size) for size in sizes)
@@ -264,9 +267,9 @@ def _aligned(count: int) -> int:
     return -(-count // _ALIGNED) * _ALIGNED
 
 
-def _tensors(roots: list[Any], device: torch.device) -> Iterator[Tensor]:
-    """The large tensors on a device that linears, and Smelt's objects and containers in them, have."""
-    seen, left = set[int](), list(roots)
+def _tensors(layer: object, device: torch.device) -> Iterator[Tensor]:
+    """The large tensors on a device that a layer, and Smelt's objects and containers in it, have."""
+    seen, left = set[int](), [layer]
     while left:
         each = left.pop()
         if id(each) in seen:

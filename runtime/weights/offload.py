@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Protocol, TypeVar
 
 from ...system.machine import human_bytes
 
-
-class HasLinears(Protocol):
-    """The part of a layer that is needed."""
-
-    def linears(self) -> Mapping[str, object]: ...
-
-
-L = TypeVar("L", bound=HasLinears)
+L = TypeVar("L")
 
 
 class LayersStream(Protocol):

@@ -34,6 +34,7 @@ def _results(output: Path) -> dict[str, Any]:
     return json.loads(output.read_text())
 
 
+@pytest.mark.slow
 def test_a_second_run_is_the_same_and_a_finished_one_is_not_repeated(
     measured: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,7 +58,7 @@ def test_a_claim_runs_and_its_table_is_written(claim: str, traces: Path, tmp_pat
 @pytest.mark.parametrize(
     "claim",
     [
-        each if each in ("iterations", "sharing", "swaps") else pytest.param(each, marks=pytest.mark.slow)
+        each if each in ("iterations", "swaps") else pytest.param(each, marks=pytest.mark.slow)
         for each in on_engine.CLAIMS
     ],
 )

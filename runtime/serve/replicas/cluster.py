@@ -69,7 +69,7 @@ def replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> Iterator[Fr
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(proxy_location="Disabled")
         processors = _processors(
-            [node["Resources"] for node in ray.nodes() if node["Alive"]], count, plan.engine.device
+            [node["Resources"] for node in ray.nodes() if node["Alive"]], count, _gpus(plan.engine)
         )
         latest = ray.remote(LatestMetrics).options(num_cpus=0, max_restarts=-1).remote()
         if is_local:
@@ -98,15 +98,21 @@ def replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> Iterator[Fr
         _end(ray, serve, None if is_local else name, config.drain_seconds + _END_SECONDS, 1 if has_failed else 0)
 
 
-def _processors(nodes: list[dict[str, float]], count: int, device: str) -> float:
+def _gpus(engine: EngineConfig) -> int:
+    """Of a replica: each of its ranks has one."""
+    return 0 if engine.device == "cpu" else engine.ranks
+
+
+def _processors(nodes: list[dict[str, float]], count: int, gpus: int) -> float:
     """The processors of each replica, so that all fit on the nodes.
 
     Raises:
         RuntimeProblem: they do not.
     """
-    if device != "cpu" and sum(int(node.get("GPU", 0)) for node in nodes) < count:
+    if gpus and sum(int(node.get("GPU", 0)) // gpus for node in nodes) < count:
+        have = ", ".join(f"{int(node.get('GPU', 0))}" for node in nodes)
         raise RuntimeProblem(
-            f"{count} replicas need a GPU each, and Ray knows of {sum(int(node.get('GPU', 0)) for node in nodes)}"
+            f"{count} replicas need {gpus} GPU{'s' * (gpus > 1)} each on one machine, and Ray knows of machines with {have or 'none'}"
         )
     have = [int(node.get("CPU", 0)) for node in nodes]
     for each in range(max(have, default=0), 0, -1):
@@ -145,7 +151,7 @@ def _behind_the_front(config: ServerConfig) -> ServerConfig:
 
 def _resources(engine: EngineConfig, processors: float) -> dict[str, Any]:
     threads = {"env_vars": {"OMP_NUM_THREADS": str(int(processors))}}
-    return {"num_cpus": processors, "num_gpus": 0 if engine.device == "cpu" else 1, "runtime_env": threads}
+    return {"num_cpus": processors, "num_gpus": _gpus(engine), "runtime_env": threads}
 
 
 def _reason(serve: Any, name: str, error: Exception) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from smelt.compress import Recipe, run
+from smelt.compress import Recipe, SmeltError, run
+from smelt.compress.commands.launched import on_processes
 from smelt.compress.pipeline.plan import Plan
 from smelt.compress.pipeline.verify import whole_model_bytes
 from smelt.system import measurement_cache as cache
@@ -30,7 +31,7 @@ THREE_BATCHES = {"samples": 80, "length": 64}
 UNREACHABLE = {"scheme": "W4A16", "group_size": 32, "guard": {"max_layer_error": 1e-4, "otherwise": "fail"}}
 
 SHARED_OUT = {"allocation": "sensitivity", "multiple": 32}
-FAST: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "awq and gptq, continued": (
         "llama",
         {"scheme": "W4A16", "group_size": 32, "transforms": ["awq"], "rounding": "gptq"},
@@ -88,8 +89,6 @@ FAST: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             ]
         },
     ),
-}
-SLOW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a guard": (
         "gpt_neox",
         {
@@ -112,6 +111,7 @@ SLOW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"evaluate": {"windows": 4, "length": 64, "speed": False}},
     ),
 }
+FEW = {name: CASES[name] for name in ("awq and gptq, continued", "pruned first")}
 
 
 def launched(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
@@ -148,7 +148,7 @@ class Both:
     errors: str
 
 
-@pytest.fixture(scope="module", params=[FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["fast", "slow"])
+@pytest.fixture(scope="module", params=[FEW, pytest.param(CASES, marks=pytest.mark.slow)], ids=["few", "all"])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
     room = tmp_path_factory.mktemp("processes")
     recipes, outputs = [], {}
@@ -255,6 +255,48 @@ def test_what_ends_one_process_ends_all_and_the_same_command_continues(
     assert again.returncode == 0, errors
     run(Recipe.model_validate({**recipe, "output": str(tmp_path / "quiet")}), progress=False)
     assert _result(out) == _result(tmp_path / "quiet")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["nothing", "interrupt", "kill the second"])
+def test_the_command_starts_the_others_itself(what: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model, out = tiny("llama", torch.bfloat16, num_hidden_layers=8), tmp_path / "out"
+    recipe = _recipe(model, {"scheme": "W4A16", "group_size": 32, "rounding": "gptq"}, {}, out)
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    command = [sys.executable, "-m", "smelt.compress", "run", str(tmp_path / "recipe.yaml"), "--processes", "2"]
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    options: dict[str, Any] = {"env": {**os.environ, **threads}, "stderr": subprocess.PIPE, "text": True}
+    if what != "nothing":
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        process = subprocess.Popen(command, start_new_session=True, **options)
+        signal.signal(signal.SIGINT, before)
+        while process.poll() is None and not (out / "journal/step-0/block-00000.safetensors").exists():
+            time.sleep(0.001)
+        (other,) = psutil.Process(process.pid).children()
+        if what == "interrupt":
+            process.send_signal(signal.SIGINT)
+        else:
+            other.kill()
+        _, errors = process.communicate()
+        assert process.returncode != 0
+        (sentence,) = _said(errors)
+        assert "the same command continues where this one stopped" in sentence
+        assert not other.is_running()
+        assert not (out / "checkpoint").exists()
+    again = subprocess.Popen(command, **options)
+    _, errors = again.communicate()
+    assert again.returncode == 0, errors
+    run(Recipe.model_validate({**recipe, "output": str(tmp_path / "quiet")}), progress=False)
+    assert _result(out) == _result(tmp_path / "quiet")
+
+
+def test_a_launched_command_starts_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with (
+        pytest.raises(SmeltError, match="--processes starts processes, but a launcher has started this one"),
+        on_processes(2),
+    ):
+        pass
 
 
 @pytest.mark.slow

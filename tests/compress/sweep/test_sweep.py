@@ -195,6 +195,7 @@ def test_ray_runs_the_same_trials_to_the_same_bytes(sweep_file: Callable[..., Pa
         assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.slow
 def test_ray_that_is_unavailable_is_reported(sweep_file: Callable[..., Path]) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install 'smelt[ray]'")
     path = sweep_file({"evaluate": False}, grid={SCHEME: ["W8A16"]}, resources={"gpus": 3})

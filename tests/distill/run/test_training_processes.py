@@ -53,13 +53,11 @@ def _quantize(scheme: str, **changes: Any) -> dict[str, Any]:
     return {"quantize": {"scheme": scheme, "group_size": 32, "train": train}}
 
 
-FAST = {
+CASES = {
     "sharded": Case("llama", _distill(**IN_PASSES, average=0.8, cross_entropy=0.5)),
     "a product beside rounded experts": Case("mixtral", _quantize("W4A16", lora=2)),
     "one, then two": Case("llama", _distill(average=0.8), one_stops=3),
     "two, then one": Case("llama", _distill(average=0.8), two_stop=3),
-}
-SLOW = {
     "copies": Case("llama", _distill(**IN_PASSES, average=0.8, cross_entropy=0.5), "copies"),
     "tied, kept between passes": Case("qwen2", _distill(checkpointing=True, loss="reverse_kl"), "sharded, kept"),
     "stored teacher, small states": Case("mistral", _distill(stored=16, small_states=True)),
@@ -71,9 +69,10 @@ SLOW = {
     "copies, then one": Case("llama", _distill(average=0.8), "copies", two_stop=3),
     "rounded: two, then one": Case("llama", _quantize("W4A16"), two_stop=3),
 }
+FEW = {name: CASES[name] for name in ("sharded", "two, then one")}
 
 
-@pytest.fixture(scope="module", params=[FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["fast", "slow"])
+@pytest.fixture(scope="module", params=[FEW, pytest.param(CASES, marks=pytest.mark.slow)], ids=["few", "all"])
 def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
     """For each case what one process made, and what two made or had a part in."""
     room = tmp_path_factory.mktemp("training")

@@ -151,6 +151,7 @@ def test_a_target_of_latency_is_measured_and_reported(tiny: Callable[..., Path],
     assert Sizes(**record["chosen"]["sizes"]) != whole
 
 
+@pytest.mark.slow
 def test_interrupted_it_does_not_measure_again(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,9 @@ def test_stories_are_as_expected(shared: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"share_prefixes": False}, {"static_batching": True}], ids=["shared", "unshared", "static"]
+    "options",
+    [{}, {"share_prefixes": False}, pytest.param({"static_batching": True}, marks=pytest.mark.slow)],
+    ids=["shared", "unshared", "static"],
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_random_traffic_in_a_starved_cache(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from smelt.compress.export.export import export
+from smelt.runtime.decoder.architectures import spec_of
 from smelt.runtime.decoder.model import Model
 from smelt.runtime.decoder.operators import Operators
 from smelt.runtime.engine.loading import operators_for
@@ -19,6 +20,7 @@ from smelt.runtime.parallel.ranks import Ranks
 from smelt.runtime.weights.checkpoint import Checkpoint
 from smelt.system.errors import RuntimeProblem
 from torch import Tensor
+from transformers import AutoConfig
 
 from ...compress.coded import Coded, compressed
 from ...tiny import CONFIGS, from_transformers
@@ -30,9 +32,13 @@ PROMPTS = [torch.randint(4, 4096, (n,), generator=torch.Generator().manual_seed(
 STEPS = [[(0, 12), (1, 4)], [(0, 6)], [(0, 1), (1, 1)], [(1, 1)]]
 
 
-def divided(path: Path, count: int, operators: Operators | None = None) -> list[Tensor]:
+def divided(
+    path: Path, count: int, operators: Operators | None = None, kept: torch.dtype | None = None
+) -> list[Tensor]:
     """Both prompts' logits by so many ranks, which all must have the same."""
-    found = on_ranks(count, lambda ranks: torch.cat(logits_in_pieces(path, PROMPTS, STEPS, operators, ranks=ranks)))
+    found = on_ranks(
+        count, lambda ranks: torch.cat(logits_in_pieces(path, PROMPTS, STEPS, operators, kept, ranks=ranks))
+    )
     assert all(torch.equal(each, found[0]) for each in found)
     return list(found[0].split([len(prompt) for prompt in PROMPTS]))
 
@@ -84,6 +90,33 @@ def test_formats_are_divided(tiny: Callable[..., Path], architecture: str, schem
     path = compressed(tiny(architecture, num_hidden_layers=2), scheme, group)
     for wanted, found in zip(alone(path), divided(path, 2), strict=True):
         torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+
+
+def test_keys_and_values_in_int8(tiny: Callable[..., Path]) -> None:
+    path = tiny("llama")
+    for wanted, found in zip(
+        logits_in_pieces(path, PROMPTS, STEPS, kept=torch.int8), divided(path, 2, kept=torch.int8), strict=True
+    ):
+        torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("architecture", list(CONFIGS))
+def test_linears_are_divided_as_the_model_itself_plans(tiny: Callable[..., Path], architecture: str) -> None:
+    """transformers' ``base_model_tp_plan``: which linears have their outputs divided, and which their inputs."""
+    path = tiny(architecture)
+    config = AutoConfig.from_pretrained(path)
+    plan = getattr(config, "base_model_tp_plan", None) or {}
+    if not plan:
+        pytest.skip("transformers has no plan for it")
+    names = spec_of(config).names
+    by_outputs = {*names.query_key_value, *names.gate_up}
+    by_inputs = {names.out, names.down}
+    planned = {name.rpartition("*.")[2]: how for name, how in plan.items() if "*." in name}
+    own = {name: how for name, how in planned.items() if name in by_outputs | by_inputs}
+    assert len(own) >= 3
+    for name, how in own.items():
+        assert ("colwise" in how) == (name in by_outputs), name
+        assert ("rowwise" in how) == (name in by_inputs), name
 
 
 @pytest.mark.parametrize("scheme", ["W8A8", "FP8_DYNAMIC"])

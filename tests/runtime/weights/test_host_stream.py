@@ -54,11 +54,21 @@ def test_kernels_read_what_was_copied(tiny: Callable[..., Path], architecture: s
         compressed(path, scheme, 32 if scheme == "W4A16" else None)
     operators = GpuOperators(torch.float16, CPU)
     steps = [[(0, 19)], [(1, 5)], [(1, 1)]]
+    host = HostLayers(CPU)
     wanted = logits_in_pieces(path, PROMPTS, steps, operators)
-    for one, found in zip(
-        wanted, logits_in_pieces(path, PROMPTS, steps, operators, offload=HostLayers(CPU)), strict=True
-    ):
+    for one, found in zip(wanted, logits_in_pieces(path, PROMPTS, steps, operators, offload=host), strict=True):
         assert torch.equal(one, found)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mixtral", "qwen3_moe", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize("kind", [Operators, GpuOperators])
+def test_all_weights_go_to_the_host(tiny: Callable[..., Path], architecture: str, kind: type[Operators]) -> None:
+    path = tiny(architecture, torch.float16, **{**WIDE, "hidden_size": 256})
+    host = HostLayers(CPU)
+    Model(Checkpoint(path), kind(torch.float16, CPU), offload=host)
+    whole = Model(Checkpoint(path), kind(torch.float16, CPU))
+    layers = sum(linear.nbytes for layer in whole.layers for linear in layer.linears().values())
+    assert 0.99 * layers <= host.bytes <= 1.05 * layers
 
 
 def test_only_two_layers_are_there(tiny: Callable[..., Path]) -> None:

@@ -150,3 +150,35 @@ def test_what_runs_ends_after_sigterm_and_nothing_stays() -> None:
         assert answers[0].json()["usage"]["completion_tokens"] == 900
         assert process.wait(60) == 0
     assert not mine & set(replica_processes())
+
+
+def test_replicas_of_two_ranks_are_replaced_if_a_rank_is_lost() -> None:
+    with replicated("--max-sequences", "4", "--tp", "2", "--dtype", "float32") as (process, address):
+        wanted = ask(address, "The river").json()["choices"][0]["text"]
+        ranks = [rank for replica in replica_processes() for rank in _children(replica)]
+        assert len(ranks) == 2
+        os.kill(ranks[0], signal.SIGKILL)
+        ends = time.monotonic() + 120
+        while len(now := {rank for replica in replica_processes() for rank in _children(replica)} - set(ranks)) < 1:
+            assert time.monotonic() < ends, "no new replica"
+            time.sleep(0.2)
+        for number in range(4):
+            again = ask(address, "The river", session=f"{number}")
+            assert again.json()["choices"][0]["text"] == wanted
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    ends = time.monotonic() + 10
+    while any(Path(f"/proc/{rank}").exists() for rank in {*ranks, *now}):
+        assert time.monotonic() < ends, "a rank is left"
+        time.sleep(0.2)
+
+
+def _children(parent: int) -> list[int]:
+    """The ranks that a replica has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            above = int(path.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+            if above == parent and b"smelt.runtime.engine.worker" in path.joinpath("cmdline").read_bytes():
+                found.append(int(path.name))
+    return found

@@ -1,0 +1,99 @@
+"""Processes that this one starts beside it, and that end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+
+_END_SECONDS = 10.0
+
+
+class OtherProcesses:
+    """Processes that this one has started.
+
+    Args:
+        processes: they, from rank 1 on; none if a launcher has started them.
+        directory: where they meet; removed at the end.
+    """
+
+    def __init__(
+        self, processes: list[subprocess.Popen[bytes]], directory: tempfile.TemporaryDirectory[str] | None = None
+    ) -> None:
+        self._processes, self._directory = processes, directory
+
+    @classmethod
+    def started(
+        cls,
+        count: int,
+        command: Callable[[int], list[str]],
+        environment: Callable[[int], dict[str, str]],
+        directory: tempfile.TemporaryDirectory[str] | None = None,
+    ) -> Self:
+        """Start all but the first of several processes; they call :func:`ends_with`.
+
+        Args:
+            count: how many they are, this one included.
+            command: of each rank.
+            environment: of each, beside this one's.
+            directory: where they meet, if it is to be removed at the end.
+        """
+        processes = [
+            subprocess.Popen(
+                command(rank),
+                env=os.environ | environment(rank),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # In a session of their own: an interrupt is for this process, which then ends them.
+                start_new_session=True,
+            )
+            for rank in range(1, count)
+        ]
+        return cls(processes, directory)
+
+    def lost(self, seconds: float = 0.0) -> str | None:
+        """Which one has ended, and how; None if all run.
+
+        Args:
+            seconds: to wait for it: a process' connections close a moment before it has ended.
+        """
+        until = time.monotonic() + seconds
+        while (found := self._ended()) is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return found
+
+    def _ended(self) -> str | None:
+        for rank, process in enumerate(self._processes, 1):
+            code = process.poll()
+            if code is not None:
+                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+                return f"rank {rank} (process {process.pid}) {how}"
+        return None
+
+    def end(self, seconds: float = _END_SECONDS) -> None:
+        """Wait so long for them to end by themselves, and then end them."""
+        until = time.monotonic() + seconds
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._directory is not None:
+            self._directory.cleanup()
+
+
+def ends_with(parent: int) -> None:
+    """End this process as soon as the one that has started it is gone, however that ended."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
