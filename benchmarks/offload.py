@@ -23,7 +23,7 @@ from typing import Any
 from .common import save
 from .random_model import SMALL, build
 
-_PROMPT, _OUTPUT = 64, 8
+_PROMPT, _OUTPUT = 16, 8
 _LOADS = (1, 32)
 
 

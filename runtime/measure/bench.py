@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ...system.progress import Log
 from ..engine.engine import Engine
 from ..requests.params import SamplingParams
 from ..requests.trace import Arrival
+from ..weights.offload import StreamCounts, hiding_sequences
 from .load_result import LoadResult, RequestTimes, table_of_loads
 from .workload import random_prompt
 
@@ -117,16 +118,28 @@ def measure(
         decode * engine.cost.bytes / (devices * machine.read_bytes),
         kernels=engine.explain(),
     )
+    streamed = []
     for concurrency in concurrencies:
         log(f"{concurrency} at once")
         arrivals = [Arrival(0, prompt, output)] * max(requests, concurrency)
+        before = _stream_counts(engine)
         found.loads.append(run_load(engine, f"{concurrency} at once", arrivals, concurrency, seed=1000 * concurrency))
+        streamed.append((concurrency, _stream_counts(engine).since(before)))
     if trace:
         log("the trace")
         found.loads.append(run_load(engine, "trace", trace, None, seed=7))
     found.peak_memory = peak_memory(engine.model.device)
     found.offload = engine.offload_sentence()
+    advice = hiding_sequences(sorted(streamed, key=lambda each: each[0]))
+    if found.offload is not None and advice is not None:
+        found.offload += f"; {advice}"
     return found
+
+
+def _stream_counts(engine: Engine) -> StreamCounts:
+    """A copy of what bringing offloaded weights has taken so far."""
+    stream = engine.model.stream
+    return StreamCounts() if stream is None else replace(stream.counts)
 
 
 def run_load(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int | None, seed: int) -> LoadResult:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Protocol, TypeVar
@@ -10,6 +11,8 @@ from typing import Protocol, TypeVar
 from ...system.machine import human_bytes
 
 L = TypeVar("L")
+# Of the time.
+_HARDLY = 0.1
 
 
 class LayersStream(Protocol):
@@ -85,6 +88,16 @@ class StreamCounts:
         """As plain data."""
         return asdict(self)
 
+    def since(self, before: StreamCounts) -> StreamCounts:
+        """What was counted after some earlier counts."""
+        earlier = before.as_data()
+        return StreamCounts(**{name: value - earlier[name] for name, value in self.as_data().items()})  # type: ignore[arg-type]
+
+    @property
+    def hidden(self) -> bool:
+        """Whether steps hardly waited."""
+        return self.waiting <= _HARDLY * (self.waiting + self.computing)
+
     @property
     def bandwidth(self) -> float:
         """Bytes a second while something was read."""
@@ -103,7 +116,30 @@ class StreamCounts:
             f"{human_bytes(self.bytes // self.steps)} of weights were read for each of {self.steps} steps, at"
             f" {human_bytes(int(self.bandwidth))}/s ({human_bytes(int(predicted))}/s predicted); {self.waiting / total:.0%} of the time steps waited for them"
         )
-        if self.waiting > 0.1 * total:
+        if not self.hidden:
             factor = self.reading / max(self.computing, 1e-9)
             found += f"; steps that compute {factor:.1f} times as long, by more sequences or larger pieces of prompts, would hide it"
         return found
+
+
+def hiding_sequences(loads: Sequence[tuple[int, StreamCounts]]) -> str | None:
+    """How many sequences at once hide the reading, as a sentence; None if that cannot be said.
+
+    Args:
+        loads: how many sequences were computed at once, in growing order, and what that took.
+    """
+    per_step = [(count, found) for count, found in loads if found.bytes]
+    hidden = next((count for count, found in per_step if found.hidden), None)
+    if hidden is not None:
+        return f"{hidden} sequences at once hide it"
+    if len(per_step) < 2:
+        return None
+    # A step's computing grows with its sequences, and its reading does not.
+    (few, less), (many, more) = per_step[0], per_step[-1]
+    reading = more.reading / more.steps
+    slope = (more.computing / more.steps - less.computing / less.steps) / (many - few)
+    if slope <= 0:
+        return None
+    return (
+        f"about {math.ceil(many + (reading - more.computing / more.steps) / slope):,} sequences at once would hide it"
+    )

@@ -30,8 +30,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "offload to the host": {"offload": lambda: HostLayers(torch.device("cpu"))},
     "offload to a disk": {"offload": lambda: DiskLayers(Path(tempfile.gettempdir()))},
 }
-# A rank rounds its own inputs by their own largest, and of many some are at the edge between two codes.
-ROUNDED = ("W8A8", "FP8_DYNAMIC")
+# A rank rounds its own inputs by their own largest, and of many some are at the edge between two codes. So errors differ, by up to a fifth
+# over several seeds, either way; a wrong scale would make them many times as large.
+ROUNDED, AS_LARGE = ("W8A8", "FP8_DYNAMIC"), 1.3
 
 
 def by_way(path: Path, kept: torch.dtype | None, way: dict[str, Any]) -> list[Tensor]:
@@ -75,7 +76,7 @@ def test_logits_are_those_of_one_process(
     wanted = logits_in_pieces(path, PROMPTS, STEPS, kept=kept)
     for true, one, found in zip(exact, wanted, by_way(path, kept, WAYS[way]), strict=True):
         if scheme in ROUNDED:
-            assert (found - true).norm() < 1.1 * (one - true).norm()
+            assert (found - true).norm() < AS_LARGE * (one - true).norm()
         else:
             rounding = 5e-3 if kept is not None else 2e-4
             torch.testing.assert_close(found, one, atol=rounding, rtol=rounding)
