@@ -33,6 +33,21 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
     patch_once_a_launch()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let a test with many cases be among the quick ones with a few of them."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for each in cases.values():
+        count = each[0].get_closest_marker("few").args[0]  # type: ignore[union-attr]
+        kept = {i * len(each) // count for i in range(count)}
+        for number, item in enumerate(each):
+            if number not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_finish() -> None:
     """Let the garbage collector pass over all that was imported, a million objects, each time memory is given back."""
     gc.collect()

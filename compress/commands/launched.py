@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ from ...system.errors import SmeltError
 
 _PARENT = "SMELT_PARENT"
 _LOOPBACK = "127.0.0.1"
+_LOOK_SECONDS, _NOTICE_SECONDS = 0.5, 5.0
 
 
 @contextmanager
@@ -49,12 +51,31 @@ def on_processes(count: int) -> Iterator[None]:
     others = OtherProcesses.started(
         count, lambda _: command, lambda rank: {"RANK": str(rank), "LOCAL_RANK": str(rank), _PARENT: str(os.getpid())}
     )
+    ended = threading.Event()
+    threading.Thread(target=_watch, args=(others, ended), daemon=True).start()
     try:
         yield
     except BaseException:
+        ended.set()
         others.end(0)
         raise
+    ended.set()
     others.end()
+
+
+def _watch(others: OtherProcesses, ended: threading.Event) -> None:
+    """End this process if another has ended too early, and it does not notice by itself: it may wait for the other for days."""
+    while not ended.wait(_LOOK_SECONDS):
+        lost = others.lost()
+        if lost is None or lost.endswith("exit code 0"):
+            continue
+        if ended.wait(_NOTICE_SECONDS):
+            return
+        print(
+            f"smelt: {lost}, and this run needs it; the same command continues where this one stopped", file=sys.stderr
+        )
+        others.end(0)
+        os._exit(1)
 
 
 def _free_port() -> int:

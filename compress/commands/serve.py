@@ -103,6 +103,7 @@ def serve(
     from ...models.directory.find import find_checkpoint
     from ...models.structure.lora import Adapter
     from ...runtime.engine.worker import work_unless_first
+    from ...runtime.parallel.launch import launched_count
     from ...runtime.serve.app import Server
     from ...runtime.serve.http.config import ServerConfig
     from ...runtime.serve.http.log import log_to
@@ -111,6 +112,8 @@ def serve(
     from ...runtime.serve.replicas.replica import ReplicaPlan
     from ...runtime.serve.run import listen, run
 
+    if replicas > 1 and launched_count() > 1:
+        raise SmeltError("--replicas starts its processes itself, but a launcher has started this one; use one of them")
     if engine.ranks > 1:
         work_unless_first(engine)
     config = ServerConfig(

@@ -57,10 +57,14 @@ def incomparable(baseline: ModelResult, model: ModelResult, beside: Against) -> 
         )
     if baseline.speed and model.speed and beside.decode is None:
         found.append(
-            f"{model.name} and {baseline.name} were timed under different loads ({model.speed.prompt} tokens in and"
-            f" {model.speed.generate} out; {baseline.speed.prompt} and {baseline.speed.generate}), so speeds are not compared"
+            f"{model.name} and {baseline.name} were timed differently ({_load(model.speed)}; {_load(baseline.speed)}), so speeds are not compared"
         )
     return found
+
+
+def _load(speed: Speed) -> str:
+    processes = f" on {speed.ranks} processes" if speed.ranks > 1 else ""
+    return f"{speed.prompt} tokens in and {speed.generate} out{processes}"
 
 
 def _read(text: Text) -> str:
@@ -133,7 +137,7 @@ def _difference(pairs: Sequence[tuple[Any, Any]], aggregate: Aggregate) -> float
 
 
 def _same_load(baseline: Speed, model: Speed) -> bool:
-    return (baseline.prompt, baseline.generate) == (model.prompt, model.generate)
+    return (baseline.prompt, baseline.generate, baseline.ranks) == (model.prompt, model.generate, model.ranks)
 
 
 def _speed_changes(baseline: Speed, model: Speed) -> dict[str, Any]:

@@ -31,18 +31,31 @@ def device_problems(device: str, where: str = "evaluate.") -> list[Problem]:
     return []
 
 
-def rank_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]:
-    """Several ranks within a process that a launcher has started, whose others do not evaluate."""
+def rank_problems(settings: Evaluate, where: str = "evaluate.", processes: int = 1) -> list[Problem]:
+    """Several ranks on a device that is one GPU, or within a process that a launcher has started, whose others do not evaluate.
+
+    Args:
+        settings: of the evaluation.
+        where: they are.
+        processes: that share the work before it.
+    """
     if settings.tp * settings.pp == 1:
         return []
     from ...runtime.parallel.launch import launched_count
 
-    if launched_count() == 1:
+    field = f"{where}{'tp' if settings.tp > 1 else 'pp'}"
+    if settings.device != "cpu":
+        try:
+            device_named(f"cuda:{settings.tp * settings.pp - 1}")
+        except RuntimeProblem as problem:
+            return [Problem(field, f"each process takes a GPU: {problem}")]
+    processes = max(processes, launched_count())
+    if processes == 1:
         return []
     return [
         Problem(
-            f"{where}{'tp' if settings.tp > 1 else 'pp'}",
-            f"{launched_count()} processes were launched together, but an evaluation starts its ranks itself; leave it out here,"
+            field,
+            f"{processes} processes share the work, but an evaluation starts its ranks itself; leave it out here,"
             " and evaluate afterwards without a launcher: smelt eval --tp, or smelt eval --server for a server that was launched",
         )
     ]

@@ -82,7 +82,7 @@ def measure_speed(
     on_cpu = where.type == "cpu"
     devices = _devices(engine.ranks, on_cpu=on_cpu)
     kept = _WIDER if on_cpu else _GRAPHS
-    needed = sum(kept * each.bytes + _LIBRARIES for each in served)
+    needed = sum(kept * each.bytes + engine.ranks * _LIBRARIES for each in served)
     together = len(served) < 2 or needed < devices * free_memory(where)
     groups: list[tuple[list[MeasuredCheckpoint], list[RemoteModel]]] = [(list(served), list(servers))]
     if not together:
@@ -195,6 +195,7 @@ def _speed(
     return Speed(
         prompt=settings.prompt,
         generate=settings.generate,
+        ranks=ranks,
         first_token=first,
         prefill_rate=prefill,
         decode_rate=decode,

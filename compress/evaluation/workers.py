@@ -11,6 +11,8 @@ from typing import Any
 
 from ...system.errors import SmeltError
 
+_END_SECONDS = 3.0
+
 
 class Worker:
     """A process that measures; see :mod:`.speed_worker`. Use as a context manager.
@@ -56,9 +58,15 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        if self._process.poll() is None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it never read its last request
+                self._process.stdin.close()
+        try:
+            # With the end of its input it ends, and so do the ranks that it has started.
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-        self._process.wait()
+            self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):  # it never read its last request

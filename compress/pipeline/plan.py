@@ -102,7 +102,7 @@ class Plan:
         calibration = tasks = None
         text: dict[int, list[str]] = {}
         if not problems:
-            problems += _length_problems(recipe, model)
+            problems += _length_problems(recipe, model, processes)
             text = {number: list(step.reads_text) for number, step in enumerate(prepared) if step.reads_text}
             writes = bool(text) and recipe.calibrate.source == "self"
             cost = _total_cost(recipe, model, prepared, processes, shards, writes_text=writes)
@@ -345,11 +345,11 @@ def _read_windows(recipe: Recipe, model: OpenModel, *, calibrate: bool) -> Windo
     return read.get("calibration")
 
 
-def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
+def _length_problems(recipe: Recipe, model: OpenModel, processes: int) -> list[Problem]:
     context, length = model.context(), recipe.calibrate.length
     problems = device_problems(recipe.calibrate.device, "calibrate.")
     if recipe.evaluate:
-        problems += device_problems(recipe.evaluate.device) + rank_problems(recipe.evaluate)
+        problems += device_problems(recipe.evaluate.device) + rank_problems(recipe.evaluate, processes=processes)
         problems += length_problems(recipe.evaluate, [model.directory])
     if context and length > context:
         sentence = f"{length} tokens exceed the model's context length; use at most {context}"

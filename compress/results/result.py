@@ -118,6 +118,7 @@ class Speed(Part):
 
     prompt: int
     generate: int
+    ranks: int = Field(default=1, description="Processes that computed it together.")
     first_token: Spread = Field(description="Time to first token of a single request.")
     prefill_rate: Spread = Field(description="Prompt tokens per second, single request.")
     decode_rate: Spread = Field(description="Generated tokens per second after the first, single request.")

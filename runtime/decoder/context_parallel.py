@@ -21,8 +21,9 @@ from .batch import Batch, Run
 from .kv_cache import KeysValues
 from .operators import Rotation, stored_by_torch
 
-# Keys whose scores are in memory at once, and cache positions gathered at once for single tokens.
-_KEYS = 1024
+# Cache positions that are gathered, and whose scores are in memory, at once.
+_KEYS = 2048
+# Positions of single tokens' sequences that are padded to the longest of them.
 _TOGETHER = 16384
 
 
@@ -119,9 +120,9 @@ class ContextBatch(Batch):
     def _blocks(self, run: Run) -> list[int]:
         return run.blocks[: -(-run.stop // self._span)]
 
-    def key_positions(self, blocks: int) -> Tensor:
-        """The positions of the keys that this rank keeps in a sequence's first blocks."""
-        first = torch.arange(blocks).unsqueeze(1) * self._span + self._ranks.rank * self.block_size
+    def key_positions(self, begin: int, end: int) -> Tensor:
+        """The positions of the keys that this rank keeps in some of a sequence's blocks."""
+        first = torch.arange(begin, end).unsqueeze(1) * self._span + self._ranks.rank * self.block_size
         return (first + torch.arange(self.block_size)).flatten()
 
     def all_wanted(self, rows: Tensor) -> Tensor:
@@ -181,23 +182,48 @@ class ContextAttention:
         out = queries.new_empty(*queries.shape[:2], heads.size + 1, dtype=torch.float32)
         for each in batch.queries[source]:
             rows = each.rows.to(queries.device)
-            keys, values = store.read(layer, each.tables.to(queries.device), queries.dtype)
-            places = batch.key_positions(each.tables.shape[1])
-            # Memory of other sequences may hold anything, and a mask does not hide NaN.
-            foreign = (places >= each.stops.unsqueeze(1)).to(queries.device)[:, None, :, None]
-            seen = places <= each.positions.unsqueeze(-1)
-            if heads.window is not None:
-                seen &= places > each.positions.unsqueeze(-1) - heads.window
-            part, logarithms = partial_attention(
-                queries[rows],
-                keys.masked_fill(foreign, 0),
-                values.masked_fill(foreign, 0),
-                seen.to(queries.device),
-                heads.scale,
-                heads.cap,
-            )
-            out[rows] = torch.cat([part, logarithms.unsqueeze(-1)], dim=-1)
+            blocks = max(1, _KEYS // (len(each.tables) * batch.block_size))
+            found: tuple[Tensor, Tensor] | None = None
+            for begin in range(0, each.tables.shape[1], blocks):
+                end = min(begin + blocks, each.tables.shape[1])
+                places = batch.key_positions(begin, end)
+                seen = places <= each.positions.unsqueeze(-1)
+                if heads.window is not None:
+                    seen &= places > each.positions.unsqueeze(-1) - heads.window
+                if not seen.any():
+                    continue
+                keys, values = store.read(layer, each.tables[:, begin:end].to(queries.device), queries.dtype)
+                # Memory of other sequences may hold anything, and a mask does not hide NaN.
+                foreign = (places >= each.stops.unsqueeze(1)).to(queries.device)[:, None, :, None]
+                part = partial_attention(
+                    queries[rows],
+                    keys.masked_fill_(foreign, 0),
+                    values.masked_fill_(foreign, 0),
+                    seen.to(queries.device),
+                    heads.scale,
+                    heads.cap,
+                )
+                found = part if found is None else merged(*(torch.stack(two) for two in zip(found, part, strict=True)))
+            if found is None:  # all keys that they see are elsewhere
+                out[rows] = out.new_zeros(())
+                out[..., -1][rows] = float("-inf")
+            else:
+                out[..., :-1][rows], out[..., -1][rows] = found
         return out
+
+
+def ring_bytes(tokens: int, heads: int, shared: int, size: int) -> int:
+    """Memory that attention of one layer takes at most besides its inputs and outputs.
+
+    Args:
+        tokens: of a step.
+        heads, shared: query and key-value heads that a rank has.
+        size: of a head.
+    """
+    scores = 3 * tokens * heads * _KEYS
+    gathered = 4 * _KEYS * shared * size
+    visiting = 6 * tokens * heads * (size + 1)
+    return torch.float32.itemsize * (scores + gathered + visiting)
 
 
 def partial_attention(
@@ -219,17 +245,13 @@ def partial_attention(
     sequences, tokens, heads, size = queries.shape
     shared = keys.shape[1]
     grouped = queries.float().view(sequences, tokens, shared, heads // shared, size).permute(0, 2, 3, 1, 4) * scale
-    parts = []
-    for begin in range(0, keys.shape[2], _KEYS):
-        some = slice(begin, begin + _KEYS)
-        scores = grouped @ keys[:, :, some].float().transpose(2, 3).unsqueeze(2)
-        if cap is not None:
-            scores = torch.tanh(scores / cap) * cap
-        scores = scores.masked_fill(~seen[:, None, None, :, some], float("-inf"))
-        logarithms = scores.logsumexp(-1)
-        shares = (scores - _finite(logarithms).unsqueeze(-1)).exp()
-        parts.append((shares @ values[:, :, some].float().unsqueeze(2), logarithms))
-    out, logarithms = merged(*(torch.stack(each) for each in zip(*parts, strict=True)))
+    scores = grouped @ keys.float().transpose(2, 3).unsqueeze(2)
+    if cap is not None:
+        scores = scores.div_(cap).tanh_().mul_(cap)
+    scores = scores.masked_fill_(~seen[:, None, None], float("-inf"))
+    logarithms = scores.logsumexp(-1)
+    shares = scores.sub_(_finite(logarithms).unsqueeze(-1)).exp_()
+    out = shares @ values.float().unsqueeze(2)
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3), logarithms.permute(0, 3, 1, 2).flatten(2)
 
 

@@ -127,6 +127,7 @@ class Model:
             resident: bytes of them that may stay in memory from step to step.
         """
         if self._offload is not None:
+            self.stream = None  # and its buffers
             self.stream = self._offload.stream(resident)
 
     def _reach(self, index: int) -> None:
@@ -169,7 +170,8 @@ class Model:
         return batch.all_tokens(found) if isinstance(batch, ContextBatch) else found
 
     def _pipelined(self, stages: ConnectedStages, batch: Batch, store: KeysValues, result: Result) -> Tensor:
-        pieces = pieces_of(batch, stages.count)
+        # Of offloaded layers all would be brought for each piece.
+        pieces = [batch.runs] if self.offloads else pieces_of(batch, stages.count)
         return pipelined(self, stages, pieces, batch.block_size, store, self.spec.hidden, result)
 
     def logits(self, hidden: Tensor, batch: Batch) -> Tensor:

@@ -45,6 +45,7 @@ from .new_requests import NewRequests, Prompt
 from .sampling import Sampled
 from .scoring import grouped
 from .share import EngineShare
+from .torch_executor import on_device_of
 from .worker import work_unless_first
 from .workers import StatesMessage, Workers
 
@@ -99,6 +100,7 @@ class Engine:
         share = EngineShare.load(checkpoint, config, place, log=self._log)
         self.model, self.max_length, self.reservation = share.model, share.max_length, share.reservation
         self._store, self._host, self.cost = share.store, share.host, share.cost
+        self._device = on_device_of(share.model)
         directory = share.opened.directory
         self.tokenizer: Any = directory.tokenizer() if directory.has_tokenizer else None
         self.ends = frozenset(directory.end_tokens(share.opened.config))
@@ -342,7 +344,8 @@ class Engine:
         return self.loop.submit(request)
 
     async def embed(self, tokens: list[int], *, pooling: Pooling = "last", adapter: str | None = None) -> Tensor:
-        """A prompt's embedding: its hidden states pooled, of length 1. Pieces of long prompts are computed between steps.
+        """A prompt's embedding: its hidden states pooled, of length 1. Pieces of long prompts are computed between steps; on several ranks
+        all of a prompt is.
 
         Args:
             tokens: of the prompt.
@@ -352,33 +355,50 @@ class Engine:
         Raises:
             RuntimeProblem: the prompt is empty, too long, or has tokens outside the vocabulary.
         """
-        problem = self._new.token_problem(tokens, "prompt")
-        if problem is None and len(tokens) > self.max_length:
-            problem = f"the prompt has {len(tokens)} tokens, more than the engine's max_length of {self.max_length}"
-        if problem:
-            raise RuntimeProblem(problem)
+        self._check_prompt(tokens)
         pieces = embedding(self._states([tokens], self.config.token_budget, adapter), pooling)
         while True:
             found = await self.loop.result(lambda: next(pieces))
             if found is not None:
                 return found
 
+    def _check_prompt(self, tokens: list[int]) -> None:
+        problem = self._new.token_problem(tokens, "prompt")
+        if problem is None and len(tokens) > self.max_length:
+            problem = f"the prompt has {len(tokens)} tokens, more than the engine's max_length of {self.max_length}"
+        if problem:
+            raise RuntimeProblem(problem)
+
     def hidden_states(self, prompts: list[list[int]]) -> Tensor:
         """What the lm_head multiplies, for every token of some prompts, ``[prompts, tokens, width]``; beside the engine's requests.
 
         Args:
             prompts: of one length, as token ids; their keys and values get a cache of their own.
+
+        Raises:
+            RuntimeProblem: there is none, one is empty, too long, or has tokens outside the vocabulary, or lengths differ.
         """
+        if not prompts or any(len(prompt) != len(prompts[0]) for prompt in prompts):
+            raise RuntimeProblem(
+                "hidden states are of prompts of one length; give at least one, and others by themselves"
+            )
+        for prompt in prompts:
+            self._check_prompt(prompt)
         with self._lock:
             (found,) = self._states(prompts, len(prompts[0]))
         return found
 
     def _states(self, prompts: list[list[int]], budget: int, adapter: str | None = None) -> Iterator[Tensor]:
         if self._workers is None:
-            yield from prompt_states(self.model, prompts, budget=budget, adapter=adapter)
-            return
+            pieces = prompt_states(self.model, prompts, budget=budget, adapter=adapter)
+            while True:
+                with self._device:
+                    piece = next(pieces, None)
+                if piece is None:
+                    return
+                yield piece
         # All pieces at once, as the other ranks have one cache for them.
-        with self._workers.watched():
+        with self._workers.watched(), self._device:
             self._workers.compute(StatesMessage(prompts, budget))
             found = list(prompt_states(self.model, prompts, budget=budget))
         yield from found

@@ -9,6 +9,7 @@ import torch
 from ...system.device import device_named, free_memory
 from ...system.errors import RuntimeProblem
 from ...system.machine import human_bytes
+from ..decoder.context_parallel import ring_bytes
 from ..decoder.model import Model
 from .config import EngineConfig
 
@@ -78,6 +79,10 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
         # the tokens of each sequence, and its table, here and there.
         activations = 2 * measured_activations(model, token_budget, max_sequences, block_size) + _SUMS
         activations += max_sequences * (12 * spec.vocabulary + 4 * max_length + 12 * -(-max_length // block_size))
+    if model.context.count > 1:
+        shared = max(model.cached_heads)
+        heads = -(-spec.most_heads // model.ranks.count)
+        activations += ring_bytes(token_budget, heads, shared, spec.head_size)
     # Besides the weights, which are there.
     free = free_memory(model.device)
     kept = activations + (config.adapter_bytes or 0)

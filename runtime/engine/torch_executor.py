@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -21,6 +21,12 @@ from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
 from .host_blocks import HostBlocks
 from .sampling import Sampled, sample, top_logprobs
 from .workers import StepMessage, Workers
+
+
+def on_device_of(model: Model) -> AbstractContextManager[object]:
+    """Where a model's steps are laid out and computed. May be entered again and again."""
+    fusions = model.operators.fusions
+    return on(model.device, partial(overlapping, fusions is None or fusions.overlap))
 
 
 class TorchExecutor:
@@ -51,8 +57,7 @@ class TorchExecutor:
         self._lay_out = model.batch
         self._store = store
         self._host = host
-        fusions = model.operators.fusions
-        self._device = on(model.device, partial(overlapping, fusions is None or fusions.overlap))
+        self._device = on_device_of(model)
         self._ends = ends
         self._seed = seed
         self._workers = workers

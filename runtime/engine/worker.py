@@ -16,6 +16,7 @@ from ..parallel.ranks import RankLost, Ranks
 from ..parallel.stages import divided
 from .config import EngineConfig
 from .share import EngineShare
+from .torch_executor import on_device_of
 from .workers import StatesMessage, here, kind, on_gpu, received
 
 
@@ -30,15 +31,18 @@ def work(ranks: Ranks) -> None:
     torch.set_num_threads(given["threads"])
     place = divided(ranks, config.tp, config.pp, config.cp)
     share = EngineShare.load(Path(given["checkpoint"]), config, place, log=lambda _: None)
+    device = on_device_of(share.model)
     while (message := received(ranks)) is not None:
         if isinstance(message, StatesMessage):
-            for _ in prompt_states(share.model, message.prompts, budget=message.budget):
-                pass
+            with device:
+                for _ in prompt_states(share.model, message.prompts, budget=message.budget):
+                    pass
             continue
         if share.host is not None:
             share.host.swap(message.plan)
         share.store.copy(message.plan.copies)
-        share.model(share.model.batch(message.runs, config.block_size), share.store)
+        with device:
+            share.model(share.model.batch(message.runs, config.block_size), share.store)
 
 
 def work_unless_first(config: EngineConfig) -> None:

@@ -195,6 +195,10 @@ class Workers:
         Raises:
             RuntimeProblem: they cannot start, or a launcher has started another number of them.
         """
+        if ":" in config.device:
+            raise RuntimeProblem(
+                f"device is {config.device}, but {config.division}, and each process takes a GPU; set it to cuda"
+            )
         launched, device = launched_count(), kind(config)
         if launched not in (1, config.ranks):
             raise RuntimeProblem(f"{config.division}, but {launched} processes were launched; start {config.ranks}")

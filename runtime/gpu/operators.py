@@ -173,7 +173,7 @@ class _GpuExperts:
     def __call__(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         inner = self._gate_up(hidden.contiguous(), chosen, by_slot=False)
         outer = self._down(inner, chosen, by_slot=True, shares=shares)
-        return outer.view(*chosen.shape, -1).sum(1)
+        return outer.view(*chosen.shape, outer.shape[-1]).sum(1)
 
     def linears(self) -> dict[str, Linear]:
         parts = zip(self._gate_up.parts, self._down.parts, strict=True)

@@ -210,11 +210,11 @@ class ConnectedRanks(Ranks):
         after, before = (self.rank + 1) % self.count, (self.rank - 1) % self.count
         with lost():
             if self._device == "cuda":  # NCCL needs to know of both at once
-                group._start_coalescing(tensor.device)
+                group._start_coalescing()
             works = [] if not len(tensor) else [group.send([tensor], after, 0)]
             works += [group.recv([found], before, 0)] if rows else []
             if self._device == "cuda":
-                works = [group._end_coalescing(tensor.device)]
+                works = [group._end_coalescing()]
 
         def arrived() -> Tensor:
             with lost():

@@ -44,7 +44,7 @@ class OffloadFigures:
 def offload_figures(
     size: ModelSize, device: DeviceCost, cost: StepCost, *, context: int, batch: int, memory_bytes: float, devices: int
 ) -> OffloadFigures | None:
-    """A model's figures; None if the device's link to the host is not known, or not even two layers fit.
+    """A model's figures; None if the device's link to the host is not known, or not even two layers and a sequence fit.
 
     Args:
         size: of the model.
@@ -62,10 +62,10 @@ def offload_figures(
     elsewhere = size.weight_bytes - layers
     left = usable_memory(memory_bytes) - elsewhere - 2 * layers / size.layers
     cache = context * size.kv_bytes
-    if left < cache:
-        return None
     # The engine gives the cache no more than half of it.
-    cached = max(cache, min(batch * cache, left / 2))
+    cached = min(batch * cache, left / 2)
+    if cached < cache:
+        return None
     read = max(0.0, layers - (left - cached))
     seconds = read / (devices * link.value)
     hiding = _least(lambda count: cost.seconds(decode_work(count, context)), seconds)

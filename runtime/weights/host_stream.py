@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,16 @@ class _HostLayer:
     weights: Tensor
     places: list[_Place]
 
+    def put(self, room: Tensor) -> None:
+        """Let all tensors be there."""
+        for place in self.places:
+            place.put(room)
+
+    def let_go(self) -> None:
+        """Let them be nowhere."""
+        for place in self.places:
+            place.tensor.data = place.tensor.new_empty(0)
+
 
 class HostLayers:
     """Layers whose weights are in pinned host memory.
@@ -79,12 +90,7 @@ class HostLayers:
             by_memory.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
         sizes = [each[0].untyped_storage().nbytes() for each in by_memory.values()]
         total = sum(_aligned(size) for size in sizes)
-        try:
-            weights = torch.empty(total, dtype=torch.uint8, pin_memory=self._device.type == "cuda", device="cpu")
-        except RuntimeError:
-            raise RuntimeProblem(
-                f"offload is cpu, but the host has no {human_bytes(total)} of memory for one more layer; use a smaller scheme"
-            ) from None
+        weights = self._host_memory(total)
         places, begin = list[_Place](), 0
         for tensors, size in zip(by_memory.values(), sizes, strict=True):
             raw = torch.empty(0, dtype=torch.uint8, device=self._device).set_(tensors[0].untyped_storage())
@@ -93,13 +99,32 @@ class HostLayers:
                 inside = int(tensor.storage_offset()) * tensor.itemsize
                 places.append(_Place(tensor, begin + inside, tuple(tensor.shape), tensor.stride()))
             begin += _aligned(size)
-        for place in places:
-            place.tensor.data = place.tensor.new_empty(0)
-        self._layers.append(_HostLayer(weights, places))
+        kept = _HostLayer(weights, places)
+        kept.let_go()
+        self._layers.append(kept)
         return layer
+
+    def _host_memory(self, count: int) -> Tensor:
+        """Pinned memory of the host."""
+        problem = RuntimeProblem(
+            f"offload is cpu, but the host has no {human_bytes(count)} of memory for one more layer; use a smaller scheme"
+        )
+        try:
+            found = torch.empty(count, dtype=torch.uint8, device="cpu")
+        except RuntimeError:
+            raise problem from None
+        if self._device.type == "cuda" and count:
+            # torch's own pinned memory is rounded up to powers of two, and kept.
+            runtime: Any = torch.cuda.cudart()
+            if int(runtime.cudaHostRegister(found.data_ptr(), count, 0)):
+                raise problem
+            weakref.finalize(self, runtime.cudaHostUnregister, found.data_ptr())
+        return found
 
     def stream(self, resident: int) -> HostStream:
         """What copies them."""
+        for layer in self._layers:  # so that the buffers of one before can go
+            layer.let_go()
         return HostStream(self._layers, self._device, resident)
 
 
@@ -122,20 +147,16 @@ class HostStream:
         self.first, kept = 0, 0
         while self.first < len(layers) and kept + layers[self.first].weights.numel() <= resident:
             kept += layers[self.first].weights.numel()
-            self._put(layers[self.first], layers[self.first].weights.to(device))
+            layers[self.first].put(layers[self.first].weights.to(device))
             self.first += 1
         streamed = layers[self.first :]
         largest = max((layer.weights.numel() for layer in streamed), default=0)
         self._rooms = [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
         for i, layer in enumerate(streamed):
-            self._put(layer, self._rooms[i % _BUFFERS])
+            layer.put(self._rooms[i % _BUFFERS])
+        self._clock.uses(self._rooms)
         self._there = -1  # the layer that was copied last
-        self.predicted = self._clock.bandwidth(lambda: self._copied(self.first), largest) if streamed else 0.0
-
-    @staticmethod
-    def _put(layer: _HostLayer, room: Tensor) -> None:
-        for place in layer.places:
-            place.put(room)
+        self.predicted = self._clock.bandwidth(lambda: self._copied(self.first)) if streamed else 0.0
 
     def _copied(self, layer: int) -> int:
         weights = self._layers[layer].weights
@@ -174,10 +195,12 @@ class _CpuClock:
     def __init__(self) -> None:
         self._counts = StreamCounts()
 
-    def bandwidth(self, copy: Callable[[], int], size: int) -> float:
+    def uses(self, rooms: list[Tensor]) -> None:
+        pass
+
+    def bandwidth(self, copy: Callable[[], int]) -> float:
         begun = time.perf_counter()
-        copy()
-        return size / (time.perf_counter() - begun)
+        return copy() / (time.perf_counter() - begun)
 
     def copy(self, copy: Callable[[], int]) -> None:
         begun = time.perf_counter()
@@ -209,11 +232,16 @@ class _GpuClock:
         # By field of the counts: events before and after.
         self._pending: list[tuple[str, Any, Any]] = []
 
-    def bandwidth(self, copy: Callable[[], int], size: int) -> float:
+    def uses(self, rooms: list[Tensor]) -> None:
+        """Copies there may be under way when nothing else needs them any more."""
+        for room in rooms:
+            room.record_stream(self._side)
+
+    def bandwidth(self, copy: Callable[[], int]) -> float:
         copy()
         torch.cuda.synchronize(self._device)
         begun = time.perf_counter()
-        copy()
+        size = copy()
         torch.cuda.synchronize(self._device)
         return size / (time.perf_counter() - begun)
 

@@ -50,6 +50,7 @@ def test_a_second_run_is_the_same_and_a_finished_one_is_not_repeated(
     assert not (tmp_path / "elsewhere" / "clip,_scale_search" / "recipe.yaml").exists()
 
 
+@pytest.mark.slow
 def test_what_differs_is_named(measured: tuple[Path, Path]) -> None:
     output, scratch = measured
     result = _results(output)["results"][RECIPE]

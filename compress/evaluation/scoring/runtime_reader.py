@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ....runtime.decoder.model import Head, Model
+from ....runtime.decoder.model import Head
 from ....runtime.decoder.prompt_states import prompt_states
 from ....runtime.engine.config import EngineConfig
 from ....runtime.engine.engine import Engine
@@ -43,12 +43,11 @@ class RuntimeReader:
             RuntimeProblem: the runtime cannot run this checkpoint.
         """
         windows, length = tokens.shape
-        with self._loaded(length, progress.say) as (model, states):
-            store = ActivationStore((windows, length, model.width), model.dtype, self._directory)
+        with self._loaded(length, progress.say) as loaded:
+            store = ActivationStore((windows, length, loaded.width), loaded.dtype, self._directory)
             try:
                 for batch in progress.track(list(store.batches()), description):
-                    with on(model.device):
-                        store.write(batch, states(tokens[batch].tolist()).cpu())
+                    store.write(batch, loaded.states(tokens[batch].tolist()).cpu())
             except BaseException:
                 store.close()
                 raise
@@ -60,24 +59,50 @@ class RuntimeReader:
         return _WindowHead(self._head, device_named(self._device))
 
     @contextmanager
-    def _loaded(self, length: int, log: Log) -> Iterator[tuple[Model, Callable[[list[list[int]]], Tensor]]]:
-        """The model, and what computes the hidden states of windows; the head stays afterwards."""
-        if self._config.ranks == 1:
-            _, model = load_model(self._path, self._config, log=log)
-            self._head = model.head
-            try:
-                yield model, lambda prompts: next(prompt_states(model, prompts))
-            finally:
-                del model
-                give_back(device_named(self._device))
-            return
+    def _loaded(self, length: int, log: Log) -> Iterator[_Loaded]:
+        """What computes windows; afterwards only the head stays."""
+        loaded = self._alone(log) if self._config.ranks == 1 else self._on_ranks(length, log)
+        try:
+            yield loaded
+        finally:
+            loaded.close()
+            give_back(device_named(self._device))
+
+    def _alone(self, log: Log) -> _Loaded:
+        _, model = load_model(self._path, self._config, log=log)
+        self._head = model.head
+
+        def states(prompts: list[list[int]]) -> Tensor:
+            with on(model.device):
+                return next(prompt_states(model, prompts))
+
+        return _Loaded(states, model.width, model.dtype)
+
+    def _on_ranks(self, length: int, log: Log) -> _Loaded:
         # Of a head that is divided, ranks would have to stay as long as it is used.
         self._head = load_head(self._path, self._config, log=log)
         engine = Engine(self._path, replace(self._config, max_length=length + 1, max_sequences=1))
-        try:
-            yield engine.model, engine.hidden_states
-        finally:
-            engine.close()
+        return _Loaded(engine.hidden_states, engine.model.width, engine.model.dtype, engine.close)
+
+
+@dataclass
+class _Loaded:
+    """A model that is loaded, without a name for it: whoever computes with it must not keep it.
+
+    Attributes:
+        states: hidden states of windows.
+        width, dtype: of these.
+    """
+
+    states: Callable[[list[list[int]]], Tensor]
+    width: int
+    dtype: torch.dtype
+    end: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        """Drop it."""
+        self.end()
+        self.states = self.end = None  # type: ignore[assignment]
 
 
 class _WindowHead:

@@ -140,6 +140,9 @@ def noted(observer: Callable[[Launch], object]) -> Iterator[None]:
 # but no value may be read. And resources that programs of other launches could use up must be allocated before these may
 # begin: Triton allocates Blackwell's tensor memory first of all.
 #
+# Where weights are copied to the device for each layer, the wait for the copy is an edge of its own: the next launch begins
+# after it and after everything before.
+#
 # torch's operators in between lack the attribute: they wait for everything before them, and later launches wait for
 # their end. A captured graph keeps these edges (CUDA 12.3 and later). A kernel compiled with the wait also works when
 # launched without the attribute.

@@ -73,6 +73,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("architecture", "quantize"), CASES)
 def test_without_text_the_bytes_are_those_of_blocks_that_are_run(
     architecture: str,
@@ -115,6 +116,7 @@ def test_a_model_without_a_tokenizer_is_rounded_and_its_errors_are_those_of_the_
     assert "weight error is |W − Q| / |W|" in (result.checkpoint.parent / "report.html").read_text()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("parts", [1, 4])
 def test_killed_between_blocks_and_continued(
     parts: int,

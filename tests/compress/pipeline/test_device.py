@@ -16,12 +16,12 @@ from smelt.compress import Recipe, run
 from smelt.compress.pipeline.plan import Plan
 
 from ...tiny import REPOSITORY
-from .test_processes import FAST, SLOW
+from .test_processes import CASES
 
 # Single steps whose settings decide everything.
 CASES = {
     name: (architecture, {"quantize": quantize})
-    for name, (architecture, quantize, _) in {**FAST, **SLOW}.items()
+    for name, (architecture, quantize, _) in CASES.items()
     if quantize.get("scheme", "auto") != "auto"
 } | {
     "2:4": ("llama", {"prune": {"structure": "2:4", "update": "sparsegpt"}}),

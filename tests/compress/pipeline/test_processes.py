@@ -258,7 +258,7 @@ def test_what_ends_one_process_ends_all_and_the_same_command_continues(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["nothing", "interrupt", "kill the second"])
+@pytest.mark.parametrize("what", ["nothing", "interrupt", "kill the second", "kill the second before they meet"])
 def test_the_command_starts_the_others_itself(what: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     model, out = tiny("llama", torch.bfloat16, num_hidden_layers=8), tmp_path / "out"
     recipe = _recipe(model, {"scheme": "W4A16", "group_size": 32, "rounding": "gptq"}, {}, out)
@@ -270,9 +270,12 @@ def test_the_command_starts_the_others_itself(what: str, tiny: Callable[..., Pat
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(command, start_new_session=True, **options)
         signal.signal(signal.SIGINT, before)
-        while process.poll() is None and not (out / "journal/step-0/block-00000.safetensors").exists():
+        while not (children := psutil.Process(process.pid).children()):
             time.sleep(0.001)
-        (other,) = psutil.Process(process.pid).children()
+        (other,) = children
+        begins = "before" in what
+        while not begins and process.poll() is None and not (out / "journal/step-0/block-00000.safetensors").exists():
+            time.sleep(0.001)
         if what == "interrupt":
             process.send_signal(signal.SIGINT)
         else:

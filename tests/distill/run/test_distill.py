@@ -98,6 +98,7 @@ def test_a_pruned_model_comes_nearer_to_its_teacher(distilled: Make) -> None:
     assert float(rows[-1]["tokens"]) == 24 * 4 * 64
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -14,6 +14,7 @@ from ...interruption import note_parts
 from .recipe import recipe_of
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("architecture", "dtype", "settings"),
     [

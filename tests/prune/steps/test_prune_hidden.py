@@ -45,6 +45,7 @@ def _kept(whole: nn.Module, narrow: nn.Module) -> Tensor:
     return same.any(1).nonzero().flatten()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in FIXED])
 @torch.no_grad()
 def test_what_is_left_computes_what_a_stream_without_the_rest_does(

@@ -72,6 +72,7 @@ def _unread(model: Path, checkpoint: Path, structure: str, copy: Path) -> Path:
     return copy
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("architecture", "structure"),
     [

@@ -67,6 +67,7 @@ def _gone(whole: dict[str, Tensor], narrow: dict[str, Tensor], structure: str) -
     return found
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("structure", ["ffn", "heads"])
 @pytest.mark.parametrize("architecture", list(CONFIGS))
 @torch.no_grad()

@@ -32,6 +32,7 @@ def _zeros(weight: Tensor) -> float:
     return (weight == 0).double().mean().item()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_every_architecture_gets_its_pattern_and_nothing_else_changes(
     architecture: str, tiny: Callable[..., Path], tmp_path: Path

@@ -140,6 +140,7 @@ def test_routers_take_part_in_the_links_of_their_experts(architecture: str, tiny
     assert norm.others == ("mlp.gate",)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "phi3", "opt", "gpt_neox"])
 def test_scales_moved_within_blocks_keep_the_function(
     architecture: str, tmp_path: Path, recipe: Callable[..., Recipe]
@@ -159,6 +160,7 @@ def test_scales_moved_within_blocks_keep_the_function(
     assert distances[1] < 2 * distances[0] < 0.2
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rounding", ["nearest", "hqq", "gptq"])
 @pytest.mark.parametrize(
     "transforms", [["fold_norms", "smooth"], ["rotate", "awq"], ["rotate", "equalize", "clip"]], ids="+".join
@@ -282,6 +284,7 @@ def test_seeds_choose_rotations(tmp_path: Path) -> None:
     assert all(not torch.equal(a, b) for a, b in pairwise(rotations[1:]))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "settings", [{"group_size": 32}, {"scheme": "W4A8", "group_size": 32, "inputs": "static"}], ids=str
 )

@@ -51,6 +51,7 @@ def _layers() -> list[tuple[str, Tensor]]:
 LAYERS = _layers()
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize(("name", "weight"), LAYERS, ids=[name for name, _ in LAYERS])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("activation_order", [True, False])

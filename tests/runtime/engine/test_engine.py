@@ -44,6 +44,7 @@ def greedy(model: PreTrainedModel, prompt: list[int], count: int, **options: Any
     return found[0, len(prompt) :].tolist()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_greedy_tokens_are_those_of_generate(architecture: str, tmp_path: Path) -> None:
     """Ragged prompts, some longer than a step, in a cache so small that some are preempted."""
@@ -67,6 +68,7 @@ def test_stories_are_as_expected(shared: Path) -> None:
     assert text.strip() == (path / "expected_greedy_200.txt").read_text().strip()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [{}, {"share_prefixes": False}, pytest.param({"static_batching": True}, marks=pytest.mark.slow)],

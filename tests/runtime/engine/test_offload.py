@@ -29,6 +29,7 @@ def said(outputs: list[RequestOutput]) -> list[tuple[list[int], float]]:
     return [(each.tokens, each.total_logprob) for each in found]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("scheme", [None, "W4A16", "W8A8", "FP8_BLOCK"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def _is_weight_only(scheme: str) -> bool:
     return scheme.endswith("A16") and scheme not in ("W8A16", "W2A16")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("architecture", "scheme"),
     [

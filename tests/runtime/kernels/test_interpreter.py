@@ -21,6 +21,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(100)
 @interpreted
 @pytest.mark.parametrize(("kernel", "case"), CASES)
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from smelt.runtime.decoder import context_parallel
 from smelt.runtime.decoder.context_parallel import merged, partial_attention
 from smelt.runtime.decoder.operators import Operators
 from smelt.runtime.engine.loading import operators_for
@@ -78,6 +79,14 @@ def test_the_cpus_kernels_beside_it(tiny: Callable[..., Path]) -> None:
     wanted = logits_in_pieces(path, PROMPTS, STEPS, operators)
     for true, whole, parts in zip(exact, wanted, around(path, 1, 2, operators), strict=True):
         assert (parts - true).norm() < 1.1 * (whole - true).norm()
+
+
+def test_a_long_sequence_is_read_in_parts(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of which a window does not reach."""
+    monkeypatch.setattr(context_parallel, "_KEYS", 8)
+    path = tiny("gemma3_text", sliding_window=5)
+    for wanted, found in zip(logits_in_pieces(path, PROMPTS, STEPS), around(path, 1, 2), strict=True):
+        torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
 
 
 @given(

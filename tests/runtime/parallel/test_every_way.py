@@ -27,6 +27,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "tp=2, pp=2": {"tp": 2, "pp": 2},
     "cp=2": {"tp": 1, "cp": 2},
     "tp=2, expert parallel": {"tp": 2, "divides_experts": True},
+    "pp=2, offload to a disk": {"tp": 1, "pp": 2, "offload": lambda: DiskLayers(Path(tempfile.gettempdir()))},
     "offload to the host": {"offload": lambda: HostLayers(torch.device("cpu"))},
     "offload to a disk": {"offload": lambda: DiskLayers(Path(tempfile.gettempdir()))},
 }
@@ -37,8 +38,6 @@ ROUNDED, AS_LARGE = ("W8A8", "FP8_DYNAMIC"), 1.3
 
 def by_way(path: Path, kept: torch.dtype | None, way: dict[str, Any]) -> list[Tensor]:
     """The first rank's logits."""
-    if "offload" in way:
-        return logits_in_pieces(path, PROMPTS, STEPS, kept=kept, offload=way["offload"]())
     tp, pp, cp = (way.get(name, 1) for name in ("tp", "pp", "cp"))
 
     def work(world: CountingRanks) -> list[Tensor]:
@@ -52,6 +51,7 @@ def by_way(path: Path, kept: torch.dtype | None, way: dict[str, Any]) -> list[Te
             stages=place.stages,
             context=place.context,
             divides_experts=way.get("divides_experts", False),
+            offload=way["offload"]() if "offload" in way else None,
         )
 
     return on_ranks(tp * pp * cp, work)[0]

@@ -80,3 +80,22 @@ def test_logits_are_those_of_one_process(
             assert (parts - true).norm() < 1.1 * (one - true).norm()
         else:
             torch.testing.assert_close(parts, one, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "scheme"),
+    [("mixtral", None), *(pytest.param(*case, marks=SLOW) for case in (("llama", "W4A16"), ("qwen3_moe", None)))],
+)
+def test_a_ring_of_ranks(tiny: Callable[..., Path], architecture: str, scheme: str | None) -> None:
+    """Some have none of a step's tokens."""
+    path = tiny(architecture, torch.float16, num_hidden_layers=2)
+    if scheme is not None:
+        compressed(path, scheme, 32)
+    operators = GpuOperators(torch.float16, CPU)
+
+    def work(world: CountingRanks) -> list[Tensor]:
+        return logits_in_pieces(path, PROMPTS, STEPS, operators, context=divided(world, 1, cp=2).context)
+
+    found = on_ranks(2, work)[0]
+    for one, parts in zip(logits_in_pieces(path, PROMPTS, STEPS, operators), found, strict=True):
+        assert (parts - one).norm() < 2e-2 * one.norm()

@@ -47,6 +47,7 @@ def test_logits_are_those_of_transformers(tiny: Callable[..., Path], architectur
         torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("tp", "pp"), [(1, 3), (2, 2)])
 @pytest.mark.parametrize(
     "architecture",

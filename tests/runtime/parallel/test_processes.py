@@ -88,6 +88,9 @@ def test_embeddings_are_the_single_processs(two: Engine) -> None:
     two.step()
     both = two.hidden_states([PROMPTS[1], PROMPTS[2][:9]])
     torch.testing.assert_close(both, engine(SMELT_6M).hidden_states([PROMPTS[1], PROMPTS[2][:9]]), atol=1e-3, rtol=1e-3)
+    for prompts in ([], [PROMPTS[1], PROMPTS[0]], [[]], [[10**7]]):
+        with pytest.raises(RuntimeProblem):
+            two.hidden_states(prompts)
     while two.has_work:
         (output,) = two.step()
     assert said([output]) == said(engine(SMELT_6M).generate([PROMPTS[2]], PARAMS[0]))

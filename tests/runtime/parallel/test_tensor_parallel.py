@@ -77,6 +77,7 @@ def test_heads_that_cannot_be_divided_are_refused(tiny: Callable[..., Path]) -> 
         divided(path, 2)
 
 
+@pytest.mark.few(12)
 # Some of them have groups as long as all inputs of a rank, or longer.
 @pytest.mark.parametrize(
     ("scheme", "group"),

@@ -40,13 +40,11 @@ def test_logits_are_those_of_weights_that_stay(
         assert torch.equal(one, found)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     ("architecture", "scheme"),
-    [
-        ("llama", "W4A16"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("llama", "FP8_BLOCK"), ("mixtral", None))),
-    ],
+    [("llama", "W4A16"), ("llama", "FP8_BLOCK"), ("mixtral", None)],
 )
 def test_kernels_read_what_was_copied(tiny: Callable[..., Path], architecture: str, scheme: str | None) -> None:
     path = tiny(architecture, torch.float16, **WIDE)

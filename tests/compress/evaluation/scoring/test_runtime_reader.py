@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from smelt.compress.evaluation.scoring import runtime_reader
 from smelt.compress.evaluation.scoring.runtime_reader import RuntimeReader
 from smelt.runtime import EngineConfig
+from smelt.runtime.engine.loading import load_model
 from smelt.system.progress import Progress
 from torch import Tensor
 
@@ -44,3 +49,24 @@ def test_logits_are_those_of_transformers(
         wanted = from_transformers(path)(TOKENS).logits
     torch.testing.assert_close(read(path, tmp_path, **options), wanted, atol=2e-4, rtol=1e-4)
     torch.testing.assert_close(read(path, tmp_path), wanted, atol=2e-4, rtol=1e-4)
+
+
+def test_the_layers_are_gone_after_reading(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that two models are never in memory together."""
+    loaded: list[weakref.ref[object]] = []
+
+    def noted(*given: Any, **options: Any) -> Any:
+        checkpoint, model = load_model(*given, **options)
+        loaded.append(weakref.ref(model))
+        return checkpoint, model
+
+    monkeypatch.setattr(runtime_reader, "load_model", noted)
+    reader = RuntimeReader(tiny("llama"), tmp_path, EngineConfig(quiet=True))
+    gc.disable()
+    try:
+        reader.final_hidden(TOKENS, Progress(False), "").close()
+        assert [each() for each in loaded] == [None]
+    finally:
+        gc.enable()

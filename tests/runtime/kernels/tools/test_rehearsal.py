@@ -25,7 +25,8 @@ def rehearsed(*arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("options", [[], pytest.param(["--all"], marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--all"]], ids=["some", "all"])
 def test_no_case_leaves_a_python_error_for_a_gpu_to_find(options: list[str]) -> None:
     found = rehearsed("cases", *options)
     assert found["failures"] == []
