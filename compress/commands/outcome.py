@@ -57,6 +57,21 @@ def passed(report: Any, gates: list[Any]) -> int:
     return 1 if fallen else 0
 
 
+def not_certified(report: Any, claims: list[str]) -> int:
+    """Report which claims were not certified of some model."""
+    status = 0
+    for model in report.candidates:
+        known = [] if model.against is None else model.against.guarantees
+        for claim in claims:
+            of_claim = [each for each in known if each.claim == claim]
+            if not of_claim:
+                status = say(f"guarantee {claim!r}: {model.name} has nothing that it is about; it was not measured", 1)
+            for each in of_claim:
+                if each.verdict != "certified":
+                    status = say(f"guarantee {claim!r} of {model.name} is not certified: {each.verdict}", 1)
+    return status
+
+
 def make_directory(path: Path) -> None:
     """Create the output directory.
 

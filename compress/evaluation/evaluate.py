@@ -18,6 +18,7 @@ from .measure import Evaluation
 from .problems import (
     device_problems,
     fewest_positions,
+    guarantee_problems,
     length_problems,
     rank_problems,
     server_notes,
@@ -67,7 +68,7 @@ def evaluate(
             reported as a partial report.
     """
     asked = settings or Evaluate()
-    raise_problems(device_problems(asked.device, "") + rank_problems(asked, ""))
+    raise_problems(device_problems(asked.device, "") + rank_problems(asked, "") + guarantee_problems(asked, ""))
     kept = (
         _kept_baseline(named_path(str(baseline)), asked.device, allow_foreign_baseline)
         if _is_report(baseline)

@@ -19,6 +19,7 @@ from ..results.report import ReportData
 from ..results.result import Against, Machine, ModelResult, Sample, Speed, TaskResult, Text
 from ..results.this_machine import this_machine
 from .against import against, incomparable
+from .guarantee import Guarantee, guaranteed
 from .journal import Journal
 from .scoring.runtime_reader import RuntimeReader
 from .scoring.samples import continuations, prompts
@@ -107,6 +108,8 @@ class Evaluation:
                 for sentence in incomparable(baseline, result, beside):
                     self.warn(sentence)
             models.append(result.model_copy(update={"against": beside}))
+        if baseline is not None:
+            models = [baseline, *self._guaranteed(baseline, models[1:])]
         missing = list(dict.fromkeys(self._missing.values()))
         known = ReportData(
             title=self._title,
@@ -120,6 +123,16 @@ class Evaluation:
             warnings=list(self._warnings),
         )
         return known.model_copy(update={"verdict": verdict(known)})
+
+    def _guaranteed(self, baseline: ModelResult, models: list[ModelResult]) -> list[ModelResult]:
+        """Models with what is known of the claims on them."""
+        known = guaranteed(baseline, models, [Guarantee.parse(each) for each in self._settings.guarantee])
+        return [
+            model.model_copy(update={"against": model.against.model_copy(update={"guarantees": known[model.name]})})
+            if model.against is not None
+            else model
+            for model in models
+        ]
 
     def _wanted(self) -> dict[tuple[str, ...], str]:
         """Everything to be measured, by kind and model, with its name in messages."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ...models.directory.directory import ModelDirectory
 from ...runtime import RuntimeProblem
 from ...system.device import device_named
-from ...system.errors import Problem
+from ...system.errors import Problem, SmeltError
+from .guarantee import Guarantee
 from .scoring.tasks import Tasks
 from .settings import Evaluate
 
@@ -59,6 +60,22 @@ def rank_problems(settings: Evaluate, where: str = "evaluate.", processes: int =
             " and evaluate afterwards without a launcher: smelt eval --tp, or smelt eval --server for a server that was launched",
         )
     ]
+
+
+def guarantee_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]:
+    """Claims that cannot be read, or are about nothing that is measured."""
+    problems = []
+    for text in settings.guarantee:
+        try:
+            what = Guarantee.parse(text).what
+        except SmeltError as error:
+            problems.append(Problem(f"{where}guarantee", str(error)))
+            continue
+        if what != "ppl" and not settings.tasks:
+            problems.append(
+                Problem(f"{where}guarantee", f"{text!r} is about tasks, and none is measured; name them under tasks")
+            )
+    return problems
 
 
 def task_problems(tasks: Tasks, models: Sequence[ModelDirectory], where: str = "evaluate.") -> list[Problem]:

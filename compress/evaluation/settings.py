@@ -54,6 +54,9 @@ class Evaluate(RecipeModel):
     )
     limit: int | None = Field(default=None, ge=1, description="Maximum items per task; default: all.")
     fewshot: int | None = Field(default=None, ge=0, description="Few-shot examples per prompt; default: the task's.")
+    guarantee: list[str] = Field(
+        default=[], description="Claims on losses beside the original, such as `acc loss <= 1% @95%`, to be certified."
+    )
     samples: int = Field(default=4, ge=0, le=1000, description="Prompts whose continuations are shown side by side.")
     speed: SpeedSettings | Literal[False] = Field(
         default_factory=SpeedSettings, description="The load of the speed measurement; false to skip it."

@@ -27,7 +27,14 @@ from ...system.machine import available_memory, human_bytes
 from ...system.resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
 from ...system.run_directory import Output, digest
 from ...system.versions import versions
-from ..evaluation.problems import device_problems, length_problems, rank_problems, task_problems, text_problems
+from ..evaluation.problems import (
+    device_problems,
+    guarantee_problems,
+    length_problems,
+    rank_problems,
+    task_problems,
+    text_problems,
+)
 from ..evaluation.scoring.tasks import Tasks
 from ..loaders.facts import facts_of_plan
 from ..loaders.rules import loaders
@@ -350,7 +357,7 @@ def _length_problems(recipe: Recipe, model: OpenModel, processes: int) -> list[P
     problems = device_problems(recipe.calibrate.device, "calibrate.")
     if recipe.evaluate:
         problems += device_problems(recipe.evaluate.device) + rank_problems(recipe.evaluate, processes=processes)
-        problems += length_problems(recipe.evaluate, [model.directory])
+        problems += guarantee_problems(recipe.evaluate) + length_problems(recipe.evaluate, [model.directory])
     if context and length > context:
         sentence = f"{length} tokens exceed the model's context length; use at most {context}"
         problems.append(Problem("calibrate.length", sentence))

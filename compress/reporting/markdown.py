@@ -44,7 +44,20 @@ def markdown(report: ReportData, plot: str | None = None) -> str:
     out += _overview(report)
     if plot is not None:
         out += [f"![Accuracy against speed]({plot})", ""]
-    for section in (_text, _tasks, _speed, _reasons, _training, _layers, _samples, _loaders, _notes, _recipes, _origin):
+    for section in (
+        _text,
+        _tasks,
+        _guarantees,
+        _speed,
+        _reasons,
+        _training,
+        _layers,
+        _samples,
+        _loaders,
+        _notes,
+        _recipes,
+        _origin,
+    ):
         out += section(report)
     return "\n".join(out).rstrip() + "\n"
 
@@ -153,6 +166,15 @@ def _tasks(report: ReportData) -> list[str]:
     header = ["task", "metric", "model", "value", "95%", "items", "vs. baseline", "answers flipped"]
     found = table(header, sorted(rows, key=lambda row: (row[0], row[1])), left=3)
     return ["## Tasks", "", *found] if found else []
+
+
+def _guarantees(report: ReportData) -> list[str]:
+    found = [
+        f"- {_name(model)}: {plain(each.sentence())}"
+        for model in report.models
+        for each in (model.against.guarantees if model.against else [])
+    ]
+    return ["## Guarantees", "", *found] if found else []
 
 
 def _speed(report: ReportData) -> list[str]:

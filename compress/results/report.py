@@ -50,6 +50,8 @@ class ReportData(Part):
                 lines += ["", model.name]
             indent = "  " if len(self.models) > 2 else ""
             body = alone(model) if model.against is None or baseline is None else beside(baseline, model, colour)
+            if model.against is not None:
+                body += [each.sentence() for each in model.against.guarantees]
             lines += [indent + line for line in body]
         lines += [f"note: {sentence}" for sentence in (*self.warnings, *(w for m in self.models for w in m.warnings))]
         return "\n".join(lines)

@@ -235,6 +235,46 @@ class TaskChange(Part):
     p_value: float | None = Field(default=None, description="McNemar's exact test of gained against lost.")
 
 
+class Guaranteed(Part):
+    """What is known of a claim that a model loses at most so much. Bounds hold together with all other claims of the report."""
+
+    claim: str
+    what: str = Field(description="The task, or `ppl`.")
+    limit: float
+    confidence: float
+    claims: int = Field(description="How many share the probability of an error.")
+    verdict: Literal["certified", "refuted", "undecided"]
+    items: int
+    loss: float = Field(description="Over these items.")
+    at_most: float = Field(description="The loss is at most so much, with the confidence.")
+    at_least: float = Field(description="The loss is at least so much, with the confidence.")
+    smallest: float = Field(
+        description="The smallest loss that this many items could have certified, had none been lost."
+    )
+    more_items: int | None = Field(
+        default=None, description="How many more items like these would certify it; none if no number would."
+    )
+
+    def sentence(self) -> str:
+        """For people."""
+        of = f"{self.what} loses at most {self.limit:.2%}"
+        sure = f"{self.confidence:.0%}" + (f", with all {self.claims} claims" if self.claims > 1 else "")
+        if self.verdict == "certified":
+            return (
+                f"certified: {of} ({self.loss:+.2%} over {self.items:,} items; at most {self.at_most:.2%} with {sure})"
+            )
+        if self.verdict == "refuted":
+            return f"refuted: that {of} ({self.loss:+.2%} over {self.items:,} items; at least {self.at_least:.2%} with {sure})"
+        if self.more_items is not None:
+            needs = f"needs about {self.more_items:,} more items like these"
+        else:
+            needs = "more items like these would not certify it"
+        return (
+            f"undecided: whether {of} ({self.loss:+.2%} over {self.items:,} items, from {self.at_least:+.2%} to {self.at_most:+.2%} with {sure};"
+            f" so many items certify no less than {self.smallest:.2%}): {needs}"
+        )
+
+
 class Against(Part):
     """A model compared with the baseline."""
 
@@ -254,6 +294,7 @@ class Against(Part):
     loads: dict[str, Change] = Field(default={}, description="Generated tokens per second, by concurrency.")
     predicted_decode: float | None = Field(default=None, description="The decode speedup predicted from bytes read.")
     reasons: list[str] = Field(default=[], description="Why speed differs from the prediction.")
+    guarantees: list[Guaranteed] = []
 
 
 class Loader(Part):

@@ -8,12 +8,15 @@ from ...results.result import Change, ModelResult, TaskChange, TaskResult
 from .html_tables import Cell, Row, Table, table
 
 _TEXT_HEADS = ["model", "perplexity", "change", "bits per byte", "change of bits", "KL, nats", "top-1 agreement"]
+_GUARANTEE_HEADS = [
+    "model", "claim", "of", "verdict", "items", "loss", "at least", "at most", "smallest", "more items needed",
+]  # fmt: skip
 _TASK_HEADS = ["model", "task", "metric", "value", "difference", "gained / lost", "McNemar"]
 
 
 def accuracy_tables(report: ReportData) -> list[Table]:
     """The tables of text and tasks that were measured."""
-    return [found for found in (_text(report), _tasks(report)) if found is not None]
+    return [found for found in (_text(report), _tasks(report), _guarantees(report)) if found is not None]
 
 
 def named(report: ReportData, model: ModelResult) -> Cell:
@@ -72,6 +75,24 @@ def _tasks(report: ReportData) -> Table | None:
                 rows.append((i, [named(report, model), *_task_cells(task), *_change_cells(change)]))
     note = f"{'; '.join(shots.values())}. Under each value its 95% interval, where there is one."
     return table("Tasks", _TASK_HEADS, rows, words=["task", "metric"], note=note)
+
+
+def _guarantees(report: ReportData) -> Table | None:
+    rows: list[Row] = []
+    for i, model in enumerate(report.models):
+        for each in model.against.guarantees if model.against is not None else []:
+            verdict = Cell(each.verdict, kind="plain" if each.verdict == "certified" else "worse")
+            more = None if each.more_items is None else Cell(f"{each.more_items:,}", each.more_items)
+            numbers = [
+                Cell(f"{value:+.2%}", value) for value in (each.loss, each.at_least, each.at_most, each.smallest)
+            ]
+            items = Cell(f"{each.items:,}", each.items)
+            rows.append((i, [named(report, model), Cell(each.claim), Cell(each.what), verdict, items, *numbers, more]))
+    note = (
+        "Losses beside the baseline over the same items. Bounds hold with the claim's confidence for all claims here together, whenever one looks; the"
+        " smallest is what so many items could have certified, had none been lost."
+    )
+    return table("Guarantees", _GUARANTEE_HEADS, rows, words=["claim", "of", "verdict"], note=note)
 
 
 def _task_cells(task: TaskResult) -> list[Cell]:

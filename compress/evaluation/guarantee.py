@@ -1,0 +1,131 @@
+"""Losses with a bound: ``acc loss <= 1% @95%`` is certified, refuted, or needs more items."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...system.errors import SmeltError
+from ..results.betting import lower_bound, more_values, upper_bound
+from ..results.result import Guaranteed, ModelResult
+from ..results.tasks import primary_tasks
+from .scoring.tasks import is_right_or_wrong
+
+_FORM = re.compile(
+    r"^\s*(?P<what>acc|ppl|task:\S+)\s+loss\s*<=\s*(?P<limit>\d+(\.\d+)?)\s*%\s*(@\s*(?P<confidence>\d+(\.\d+)?)\s*%)?\s*$"
+)
+_CONFIDENCE = 95.0
+# A window's loss of likelihood has no bound of its own: no more than so many nats a token are counted, either way.
+_MOST_NATS = 1.0
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A claim on how much a model loses beside its baseline.
+
+    Attributes:
+        text: as it was written.
+        what: ``acc`` (every task whose items are right or wrong), ``task:NAME``, or ``ppl``.
+        limit: of the loss: a share of the items, or of the perplexity.
+        confidence: with which it is to hold.
+    """
+
+    text: str
+    what: str
+    limit: float
+    confidence: float
+
+    @classmethod
+    def parse(cls, text: str) -> Guarantee:
+        """Read ``acc loss <= 1% @95%``, ``task:piqa loss <= 0.5%`` or ``ppl loss <= 2%``; 95% are the default.
+
+        Raises:
+            SmeltError: it is none.
+        """
+        found = _FORM.match(text)
+        if found is None:
+            raise SmeltError(
+                f"guarantee {text!r}: expected acc, ppl or task:NAME, `loss <=`, a percentage, and a confidence, such as acc loss <= 1% @95%"
+            )
+        confidence = float(found["confidence"] or _CONFIDENCE)
+        if not 50 <= confidence < 100:
+            raise SmeltError(f"guarantee {text!r}: the confidence must be at least 50% and below 100%")
+        limit = float(found["limit"]) / 100
+        if not 0 < limit < 1:
+            raise SmeltError(f"guarantee {text!r}: the loss must be above 0% and below 100%")
+        return cls(text, found["what"], limit, confidence / 100)
+
+
+@dataclass(frozen=True)
+class _Claim:
+    guarantee: Guarantee
+    name: str
+    losses: list[float]
+    limit: float
+    most: float
+
+
+def guaranteed(
+    baseline: ModelResult, models: Sequence[ModelResult], guarantees: Sequence[Guarantee]
+) -> dict[str, list[Guaranteed]]:
+    """What is known of claims, by model. Each may be wrong with a part of the probability, so that all hold together.
+
+    Args:
+        baseline: beside which models lose.
+        models: the others.
+        guarantees: claimed of each.
+    """
+    claims = {
+        model.name: [claim for each in guarantees for claim in _claims(each, baseline, model)] for model in models
+    }
+    count = sum(map(len, claims.values()))
+    return {name: [_settled(claim, count) for claim in of_model] for name, of_model in claims.items()}
+
+
+def _claims(guarantee: Guarantee, baseline: ModelResult, model: ModelResult) -> Iterator[_Claim]:
+    if guarantee.what == "ppl":
+        if model.text and baseline.text and model.text.text_sha256 == baseline.text.text_sha256:
+            tokens = model.text.length - 1
+            losses = [(b - a) / tokens for a, b in zip(baseline.text.nll, model.text.nll, strict=True)]
+            counted = [min(max(each, -_MOST_NATS), _MOST_NATS) for each in losses]
+            yield _Claim(guarantee, "ppl", counted, math.log1p(guarantee.limit), _MOST_NATS)
+        return
+    theirs = {(each.task, each.metric, each.filter): each for each in baseline.tasks}
+    for result, _ in primary_tasks(model, with_members=True):
+        before = theirs.get((result.task, result.metric, result.filter))
+        if before is None or (before.items, before.fewshot, before.version) != (
+            result.items,
+            result.fewshot,
+            result.version,
+        ):
+            continue
+        values = [*before.by_item, *result.by_item]
+        if guarantee.what not in ("acc", f"task:{result.task}") or not values or not is_right_or_wrong(values):
+            continue
+        sign = 1.0 if result.higher_is_better else -1.0
+        losses = [sign * (float(a) - float(b)) for a, b in zip(before.by_item, result.by_item, strict=True)]
+        yield _Claim(guarantee, result.task, losses, guarantee.limit, 1.0)
+
+
+def _settled(claim: _Claim, count: int) -> Guaranteed:
+    alpha = (1 - claim.guarantee.confidence) / count
+    losses, limit, most = claim.losses, claim.limit, claim.most
+    upper, lower = (bound(losses, -most, most, alpha) for bound in (upper_bound, lower_bound))
+    certified, refuted = upper <= limit, lower > limit
+    to_percent = math.expm1 if claim.guarantee.what == "ppl" else lambda value: value
+    return Guaranteed(
+        claim=claim.guarantee.text,
+        what=claim.name,
+        limit=claim.guarantee.limit,
+        confidence=claim.guarantee.confidence,
+        claims=count,
+        verdict="certified" if certified else "refuted" if refuted else "undecided",
+        items=len(losses),
+        loss=to_percent(math.fsum(losses) / len(losses)),
+        at_most=to_percent(upper),
+        at_least=to_percent(lower),
+        smallest=to_percent(upper_bound([0.0] * len(losses), -most, most, alpha)),
+        more_items=None if certified or refuted else more_values(losses, limit, -most, most, alpha),
+    )
