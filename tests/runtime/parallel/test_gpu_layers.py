@@ -82,10 +82,7 @@ def test_logits_are_those_of_one_process(
             torch.testing.assert_close(parts, one, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "scheme"),
-    [("mixtral", None), *(pytest.param(*case, marks=SLOW) for case in (("llama", "W4A16"), ("qwen3_moe", None)))],
-)
+@pytest.mark.parametrize(("architecture", "scheme"), [("mixtral", None), pytest.param("llama", "W4A16", marks=SLOW)])
 def test_a_ring_of_ranks(tiny: Callable[..., Path], architecture: str, scheme: str | None) -> None:
     """Some have none of a step's tokens."""
     path = tiny(architecture, torch.float16, num_hidden_layers=2)
@@ -98,5 +95,4 @@ def test_a_ring_of_ranks(tiny: Callable[..., Path], architecture: str, scheme: s
 
     found = on_ranks(2, work)[0]
     for one, parts in zip(logits_in_pieces(path, PROMPTS, STEPS, operators), found, strict=True):
-        # By token: in float16 one may choose another expert of two that are nearly alike, and those after it see that.
-        assert ((parts - one).norm(dim=-1) / one.norm(dim=-1)).quantile(0.3) < 1e-2
+        assert (parts - one).norm() < 2e-2 * one.norm()
