@@ -64,10 +64,11 @@ def test_formats_on_rings_of_ranks(tiny: Callable[..., Path], scheme: str, tp: i
             torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
 
 
-def test_keys_and_values_in_int8(tiny: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("kept", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_rounded_keys_and_values(tiny: Callable[..., Path], kept: torch.dtype) -> None:
     path = tiny("llama")
-    wanted = logits_in_pieces(path, PROMPTS, STEPS, kept=torch.int8)
-    for one, found in zip(wanted, around(path, 1, 2, kept=torch.int8), strict=True):
+    wanted = logits_in_pieces(path, PROMPTS, STEPS, kept=kept)
+    for one, found in zip(wanted, around(path, 1, 2, kept=kept), strict=True):
         torch.testing.assert_close(found, one, atol=1e-3, rtol=1e-3)
 
 

@@ -104,11 +104,12 @@ def test_long_steps_need_a_second_message(two: Engine) -> None:
 
 
 @pytest.mark.slow
-def test_preempted_sequences_come_back_from_host_memory() -> None:
+@pytest.mark.parametrize("way", ["tp", "cp"])
+def test_preempted_sequences_come_back_from_host_memory(way: str) -> None:
     small = {"kv_cache_bytes": 1 << 20, "host_cache_bytes": 1 << 24, "swap": "swap", "admission": "immediate"}
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     prompts = [prompt * 2 for prompt in PROMPTS] * 2
-    one, two = engine(SMELT_6M), engine(SMELT_6M, tp=2, **small)
+    one, two = engine(SMELT_6M), engine(SMELT_6M, **{way: 2}, **small)
     found = two.generate(prompts, params)
     two.close()
     assert sum(output.preemptions for output in found) > 0
