@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from .operators import Rotation, stored_by_torch
 _KEYS = 2048
 # Positions of single tokens' sequences that are padded to the longest of them.
 _TOGETHER = 16384
+# Which keys are seen is known there, without waiting for a GPU.
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,8 @@ class ContextBatch(Batch):
             if len(positions) == 1:
                 alone.append((begin, positions[0], run))
             elif positions:
-                rows = torch.arange(begin, begin + len(positions))
-                yield _Queries(
-                    rows[None], torch.tensor([positions]), torch.tensor([self._blocks(run)]), torch.tensor([run.stop])
-                )
+                rows = torch.arange(begin, begin + len(positions), device=_HOST)
+                yield _Queries(rows[None], _numbers([positions]), _numbers([self._blocks(run)]), _numbers([run.stop]))
             begin += len(positions)
         alone.sort(key=lambda each: each[2].stop)
         while alone:
@@ -111,10 +112,10 @@ class ContextBatch(Batch):
             tables = [self._blocks(run) for _, _, run in group]
             longest = max(map(len, tables))
             yield _Queries(
-                torch.tensor([[row] for row, _, _ in group]),
-                torch.tensor([[position] for _, position, _ in group]),
-                torch.tensor([table + [0] * (longest - len(table)) for table in tables]),
-                torch.tensor([run.stop for _, _, run in group]),
+                _numbers([[row] for row, _, _ in group]),
+                _numbers([[position] for _, position, _ in group]),
+                _numbers([table + [0] * (longest - len(table)) for table in tables]),
+                _numbers([run.stop for _, _, run in group]),
             )
 
     def _blocks(self, run: Run) -> list[int]:
@@ -122,8 +123,8 @@ class ContextBatch(Batch):
 
     def key_positions(self, begin: int, end: int) -> Tensor:
         """The positions of the keys that this rank keeps in some of a sequence's blocks."""
-        first = torch.arange(begin, end).unsqueeze(1) * self._span + self._ranks.rank * self.block_size
-        return (first + torch.arange(self.block_size)).flatten()
+        first = torch.arange(begin, end, device=_HOST).unsqueeze(1) * self._span + self._ranks.rank * self.block_size
+        return (first + torch.arange(self.block_size, device=_HOST)).flatten()
 
     def all_wanted(self, rows: Tensor) -> Tensor:
         """Of each rank's rows, one for each wanted token, those of all, in the order of the runs."""
@@ -144,6 +145,10 @@ class ContextBatch(Batch):
         together = [place for each in places for place in each]
         order = sorted(range(len(together)), key=together.__getitem__)
         return found[torch.tensor(order, device=found.device)]
+
+
+def _numbers(values: Any) -> Tensor:
+    return torch.tensor(values, device=_HOST)
 
 
 class ContextAttention:

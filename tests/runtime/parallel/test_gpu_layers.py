@@ -28,16 +28,22 @@ SLOW = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def one_launch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter replaces functions of its own module while a kernel runs."""
-    from triton.runtime.interpreter import GridExecutor
+    """The interpreter replaces functions of its own module while a kernel runs, and rewrites a kernel before, with Python's ast, which
+    fails in several threads.
+    """
+    from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
-    launch, lock = GridExecutor.__call__, threading.Lock()
+    lock = threading.RLock()
 
-    def alone(self: GridExecutor, *given: object, **options: object) -> object:
-        with lock:
-            return launch(self, *given, **options)
+    def alone(work: Callable[..., object]) -> Callable[..., object]:
+        def locked(*given: object, **options: object) -> object:
+            with lock:
+                return work(*given, **options)
 
-    monkeypatch.setattr(GridExecutor, "__call__", alone)
+        return locked
+
+    monkeypatch.setattr(GridExecutor, "__call__", alone(GridExecutor.__call__))
+    monkeypatch.setattr(InterpretedFunction, "rewrite", alone(InterpretedFunction.rewrite))
 
 
 @pytest.mark.parametrize(

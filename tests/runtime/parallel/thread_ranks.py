@@ -6,13 +6,18 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import TypeVar
 
+import pytest
+from smelt.runtime.parallel import ranks as ranks_module
 from smelt.runtime.parallel.ranks import ConnectedRanks
 from torch import Tensor
 from torch.distributed import HashStore
 
 T = TypeVar("T")
+# If one fails, the others wait no longer.
+_PATIENCE = timedelta(minutes=2)
 
 
 class CountingRanks(ConnectedRanks):
@@ -57,5 +62,6 @@ def on_ranks(count: int, work: Callable[[CountingRanks], T]) -> list[T]:
         ranks.close()
         return found
 
-    with ThreadPoolExecutor(count) as pool:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(count) as pool:
+        patch.setattr(ranks_module, "_PATIENCE", _PATIENCE)
         return list(pool.map(run, range(count)))
