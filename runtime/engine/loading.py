@@ -140,8 +140,8 @@ def _reproducible(dtype: torch.dtype, device: torch.device, config: EngineConfig
     if compiled is None:
         name = str(dtype).removeprefix("torch.")
         raise RuntimeProblem(
-            f"reproducible needs Smelt's compiled CPU kernels, which compute in bfloat16 on processors with AVX-512 (VNNI and"
-            f" BF16), but this engine would compute in {name} on {device.type} with others; set dtype bfloat16 on such a"
+            f"reproducible needs Smelt's compiled CPU kernels, which compute in bfloat16 on processors with AVX-512"
+            f" VNNI, but this engine would compute in {name} on {device.type} with others; set dtype bfloat16 on such a"
             " processor, with native on and compile off, or leave reproducible off"
         )
     return ReproducibleOperators(compiled, config.exact_inputs)

@@ -26,7 +26,7 @@ from ...system.progress import Log
 _NAME = "smelt_native"
 _HERE = Path(__file__).parent
 _FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-fno-math-errno"]
-_NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16")
+_NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_vnni")
 
 
 class Verdict(enum.IntEnum):

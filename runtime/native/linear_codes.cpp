@@ -139,15 +139,15 @@ void tile_exact(const Codes& w, const bf16* x, const float* sums, int64_t row, i
                 _mm_prefetch((const char*)code + kAhead + 64, _MM_HINT_T0);
 #pragma GCC unroll 16
                 for (int pair = 0; pair < 4; pair++) {
-                    const __m512bh left = (__m512bh)_mm512_permutexvar_epi16(a, table);
-                    const __m512bh right = (__m512bh)_mm512_permutexvar_epi16(b, table);
+                    const __m512i left = _mm512_permutexvar_epi16(a, table);
+                    const __m512i right = _mm512_permutexvar_epi16(b, table);
 #pragma GCC unroll 16
                     for (int r = 0; r < kRows; r++) {
                         int32_t two;
                         std::memcpy(&two, x + (row + r) * columns + k + 2 * pair, 4);
-                        const __m512bh both = (__m512bh)_mm512_set1_epi32(two);
-                        sum[r][0] = _mm512_dpbf16_ps(sum[r][0], left, both);
-                        sum[r][1] = _mm512_dpbf16_ps(sum[r][1], right, both);
+                        const __m512i both = _mm512_set1_epi32(two);
+                        sum[r][0] = add_pairs(sum[r][0], left, both);
+                        sum[r][1] = add_pairs(sum[r][1], right, both);
                     }
                     a = _mm512_srli_epi16(a, 4);
                     b = _mm512_srli_epi16(b, 4);
@@ -222,10 +222,10 @@ SMELT_KEEPS_SUMS void two_tiles_exact(const Codes& w, const bf16* x, const float
             for (int pair = 0; pair < 4; pair++) {
                 int32_t two;
                 std::memcpy(&two, x + k + 2 * pair, 4);
-                const __m512bh both = (__m512bh)_mm512_set1_epi32(two);
+                const __m512i both = _mm512_set1_epi32(two);
 #pragma GCC unroll 4
                 for (int v = 0; v < 4; v++) {
-                    sum[v] = _mm512_dpbf16_ps(sum[v], (__m512bh)_mm512_permutexvar_epi16(c[v], table), both);
+                    sum[v] = add_pairs(sum[v], _mm512_permutexvar_epi16(c[v], table), both);
                     c[v] = _mm512_srli_epi16(c[v], 4);
                 }
             }

@@ -17,9 +17,9 @@ constexpr int64_t kTogether = 128;  // rows that are multiplied with it there
 
 inline __mmask32 first32(int64_t count) { return count >= 32 ? ~__mmask32(0) : (__mmask32(1) << count) - 1; }
 
-inline __m512bh load32(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
+inline __m512i load32(const bf16* from) { return _mm512_loadu_si512(from); }
 
-inline __m512bh load32(const bf16* from, __mmask32 mask) { return (__m512bh)_mm512_maskz_loadu_epi16(mask, from); }
+inline __m512i load32(const bf16* from, __mmask32 mask) { return _mm512_maskz_loadu_epi16(mask, from); }
 
 template <int kOutputs, int kRows>
 using Sums = __m512[kRows][kOutputs];
@@ -32,16 +32,16 @@ template <int kOutputs, int kRows, bool kAsks>
                                                                  Sums<kOutputs, kRows>& sum) {
     int64_t k = 0;
     for (; k + kStep <= columns; k += kStep, x += along) {
-        __m512bh in[kRows];
+        __m512i in[kRows];
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; r++) in[r] = load32(x + r * across);
 #pragma GCC unroll 8
         for (int n = 0; n < kOutputs; n++) {
             const bf16* from = weight + n * stride + k;
             if constexpr (kAsks) _mm_prefetch((const char*)(from + ahead), _MM_HINT_T0);
-            const __m512bh w = load32(from);
+            const __m512i w = load32(from);
 #pragma GCC unroll 8
-            for (int r = 0; r < kRows; r++) sum[r][n] = _mm512_dpbf16_ps(sum[r][n], w, in[r]);
+            for (int r = 0; r < kRows; r++) sum[r][n] = add_pairs(sum[r][n], w, in[r]);
         }
     }
     if (k == columns) return;
@@ -50,7 +50,7 @@ template <int kOutputs, int kRows, bool kAsks>
     for (int n = 0; n < kOutputs; n++)
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; r++)
-            sum[r][n] = _mm512_dpbf16_ps(sum[r][n], load32(weight + n * stride + k, mask), load32(x + r * across, mask));
+            sum[r][n] = add_pairs(sum[r][n], load32(weight + n * stride + k, mask), load32(x + r * across, mask));
 }
 
 // Four stages that add up the lanes of sixteen vectors together: lanes that are 8, 4, 2 and 1 apart.
@@ -79,7 +79,7 @@ template <int kOutputs, int kRows>
         const __m512 total = lanes_1_apart(lanes_2_apart(part[0], part[1]), lanes_2_apart(part[2], part[3]));
         const __mmask8 mask = (1 << taken) - 1;
         const __m512 shift = bias ? _mm512_broadcast_f32x4(_mm512_castps512_ps128(load16(bias + n, mask))) : none;
-        const __m256i found = (__m256i)_mm512_cvtneps_pbh(_mm512_add_ps(total, shift));
+        const __m256i found = narrow16(_mm512_add_ps(total, shift));
         const __m128i upper = _mm256_castsi256_si128(found), lower = _mm256_extracti128_si256(found, 1);
         bf16* to = out + n;
         _mm_mask_storeu_epi16(to, mask, upper);

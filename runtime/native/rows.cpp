@@ -20,7 +20,7 @@ void norm_row(const Norm& norm, const bf16* x, bf16* out) {
         const __mmask16 mask = first(size - i);
         __m512 v = _mm512_mul_ps(load16(x + i, mask), factor);
         if (norm.rounds_first) {
-            v = widen16((__m256i)_mm512_cvtneps_pbh(v));
+            v = widen16(narrow16(v));
         }
         store16(out + i, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, norm.weight + i)), mask);
     }
@@ -61,7 +61,7 @@ void gate(int activation, const bf16* x, int64_t rows, int64_t size, bf16* out, 
                 const __m512 inner = _mm512_mul_ps(_mm512_add_ps(g, cubic), _mm512_set1_ps(-1.5957691216057308f));
                 active = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1), exp16(inner)));
             }
-            store16(out + row * size + i, _mm512_mul_ps(widen16((__m256i)_mm512_cvtneps_pbh(active)), u), mask);
+            store16(out + row * size + i, _mm512_mul_ps(widen16(narrow16(active)), u), mask);
         }
     });
 }

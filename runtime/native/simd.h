@@ -40,19 +40,49 @@ inline __m512 widen16(__m256i values) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
 }
 
+// Processors from 2022 on have instructions for bfloat16; before them, the same results take two or three others.
+#if defined(__AVX512BF16__)
+inline __m256i narrow16(__m512 values) { return (__m256i)_mm512_cvtneps_pbh(values); }
+
+// The numbers of `low`, then those of `high`.
+inline __m512i narrow32(__m512 high, __m512 low) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+
+// Adds the products of both bfloat16 numbers of each lane.
+inline __m512 add_pairs(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+#else
+inline __m256i narrow16(__m512 values) {
+    const __m512i bits = _mm512_castps_si512(values);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+}
+
+inline __m512i narrow32(__m512 high, __m512 low) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(narrow16(low)), narrow16(high), 1);
+}
+
+inline __m512 add_pairs(__m512 sum, __m512i a, __m512i b) {
+    const __m512i upper = _mm512_set1_epi32(int32_t(0xffff0000));
+    sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sum);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a, upper)), _mm512_castsi512_ps(_mm512_and_si512(b, upper)), sum);
+}
+#endif
+
 inline __m512 load16(const bf16* from) { return widen16(_mm256_loadu_si256((const __m256i*)from)); }
 
 inline __m512 load16(const bf16* from, __mmask16 mask) { return widen16(_mm256_maskz_loadu_epi16(mask, from)); }
 
 inline __m512 load16(const float* from) { return _mm512_loadu_ps(from); }
 
-inline void store16(bf16* to, __m512 values) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(values)); }
+inline void store16(bf16* to, __m512 values) { _mm256_storeu_si256((__m256i*)to, narrow16(values)); }
 
 inline void store16(bf16* to, __m512 values, __mmask16 mask) {
-    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(values));
+    _mm256_mask_storeu_epi16(to, mask, narrow16(values));
 }
 
-inline __m512 narrowed(__m512 values) { return widen16((__m256i)_mm512_cvtneps_pbh(values)); }
+inline __m512 narrowed(__m512 values) { return widen16(narrow16(values)); }
 
 // The lanes of the first `count` numbers, all of them from 16 on.
 inline __mmask16 first(int64_t count) { return count >= 16 ? __mmask16(0xffff) : __mmask16((1u << count) - 1); }

@@ -32,7 +32,7 @@ inline __m512i pairs16<int8_t>(const int8_t* from, __mmask16 lanes) {
     const __m256i bytes = _mm256_maskz_loadu_epi16(lanes, from);
     const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
     const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
-    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    return narrow32(high, low);
 }
 
 // float8 e4m3's bits, moved, are a float16 that is 256 times too small.
@@ -43,7 +43,7 @@ inline __m512i pairs16<Float8>(const Float8* from, __mmask16 lanes) {
     const __m512i half = _mm512_or_si512(sign, _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x7f)), 7));
     const __m512 low = _mm512_cvtph_ps(_mm512_castsi512_si256(half)), high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
     const __m512 larger = _mm512_set1_ps(256);
-    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(high, larger), _mm512_mul_ps(low, larger));
+    return narrow32(_mm512_mul_ps(high, larger), _mm512_mul_ps(low, larger));
 }
 
 inline __m512i broadcast_pair(const bf16* from) {
@@ -51,9 +51,6 @@ inline __m512i broadcast_pair(const bf16* from) {
     std::memcpy(&both, from, 4);
     return _mm512_set1_epi32(both);
 }
-
-// Adds the products of two pairs in each lane.
-inline __m512 add_pairs(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
 inline __m512 capped(__m512 scores, float cap) {
     const __m512 twice = _mm512_mul_ps(scores, _mm512_set1_ps(2 / cap));
