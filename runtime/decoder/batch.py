@@ -24,6 +24,7 @@ class Run:
         grows_to: the sequence's largest possible length.
         wants: how many of the last tokens need logits.
         adapter: that they are for; None for the model itself.
+        decodes: whether they attend as single tokens do, so that each gets what it would get alone; where operators can.
     """
 
     tokens: list[int]
@@ -32,6 +33,7 @@ class Run:
     grows_to: int
     wants: int
     adapter: str | None = None
+    decodes: bool = False
 
     @property
     def stop(self) -> int:
@@ -106,14 +108,32 @@ class Batch:
     @cached_property
     def singles(self) -> Singles | None:
         """Runs of one token that is not a sequence's first."""
-        alone = sorted(set(range(len(self.runs))) - set(self.longer), key=lambda i: self.runs[i].stop)
+        return self._alone(self.longer)
+
+    @cached_property
+    def decoding(self) -> Singles | None:
+        """These, and every token of drafts' runs, which follow each other."""
+        return self.singles if len(self.prompts) == len(self.longer) else self._alone(self.prompts)
+
+    @cached_property
+    def prompts(self) -> list[int]:
+        """The runs that are not in :attr:`decoding`."""
+        return [i for i in self.longer if not self.runs[i].decodes]
+
+    def _alone(self, others: list[int]) -> Singles | None:
+        """The tokens of all but some runs."""
+        alone = sorted(set(range(len(self.runs))) - set(others), key=lambda i: self.runs[i].stop)
         if not alone:
             return None
         needed = [self._needed(self.runs[i]) for i in alone]
         longest = len(needed[-1])
-        tables = [blocks + [0] * (longest - len(blocks)) for blocks in needed]
-        stops = [self.runs[i].stop for i in alone]
-        return Singles(torch.tensor([self.starts[i] for i in alone]), torch.tensor(tables), torch.tensor(stops))
+        rows, tables, stops = [], [], []
+        for i, blocks in zip(alone, needed, strict=True):
+            run = self.runs[i]
+            rows += range(self.starts[i], self.starts[i + 1])
+            tables += [blocks + [0] * (longest - len(blocks))] * len(run.tokens)
+            stops += range(run.start + 1, run.stop + 1)
+        return Singles(torch.tensor(rows), torch.tensor(tables), torch.tensor(stops))
 
     @cached_property
     def each_alone(self) -> Singles:

@@ -24,6 +24,7 @@ from .context_parallel import ContextBatch
 from .kv_cache import KeysValues
 from .layer import DecoderLayer
 from .linears.linear import Linear
+from .linears.token_table import TokenTable
 from .loader import DecoderLoader
 from .operators import Operators, Rotation, Rowwise, Stack
 from .pipeline import Result, pieces_of, pipelined
@@ -119,6 +120,7 @@ class Model:
         # In the model's dtype, as in transformers.
         self._embedding_scale = None if scale is None else torch.tensor(scale, device=self.device).to(dtype)
         self._adapters: Adapters | None = None
+        self._shares: set[str] = set()  # tables that are another model's
 
     def stream_layers(self, resident: int) -> None:
         """Bring offloaded layers ahead of their use.
@@ -314,12 +316,42 @@ class Model:
         """Whether its layers' weights are elsewhere."""
         return self._offload is not None
 
+    def share_tables(self, other: Model) -> None:
+        """Use another model's embedding and lm_head in the place of equal ones, whose memory becomes free.
+
+        Args:
+            other: a model on the same device.
+        """
+        mine, its = self._embedding, other._embedding
+        if isinstance(mine, TokenTable) and isinstance(its, TokenTable) and mine.equals(its):
+            self._embedding = its
+            self._shares.add("embedding")
+        if self._head is not None and other._head is not None and self.spec.hidden == other.spec.hidden:
+            probe = torch.randn(2, self.width, generator=torch.Generator().manual_seed(0)).to(self.device, self.dtype)
+            a, b = self._head.linear, other._head.linear
+            if torch.equal(a(probe), b(probe)):
+                self._head.linear = b
+                self._shares.add("head")
+
+    def own_bytes(self) -> int:
+        """Bytes of the weights, without those that :meth:`share_tables` found in another model."""
+        shared = 0
+        if "embedding" in self._shares:
+            shared += self._embedding_bytes
+        if "head" in self._shares and self._head is not None:
+            shared += self._head.linear.nbytes
+        return self.nbytes() - shared
+
+    @property
+    def _embedding_bytes(self) -> int:
+        """Of the embedding, unless they are lm_head's."""
+        embedding = 0 if self._embedding is None else self._embedding.nbytes
+        tied = self.spec.tied and self._head is not None and self._head.linear.nbytes == embedding
+        return 0 if tied else embedding
+
     def nbytes(self) -> int:
         """Bytes of the weights, wherever they are."""
-        embedding = 0 if self._embedding is None else self._embedding.nbytes
-        if self.spec.tied and self._head is not None and self._head.linear.nbytes == embedding:
-            embedding = 0
-        return embedding + sum(module.nbytes for module in self.linears().values())
+        return self._embedding_bytes + sum(module.nbytes for module in self.linears().values())
 
 
 class Head:

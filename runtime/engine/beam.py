@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..requests.sequence import BeamCandidate, Request, Sequence
 from ..requests.text_stream import TextStream
+from ..sampling.sampling import changed_logits
 from ..scheduling.scheduler import Scheduler, live
-from .sampling import changed_logits
 
 
 def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list[BeamCandidate]:

@@ -14,6 +14,8 @@ from ..fusions import Fusions
 from ..scheduling.policies.table import POLICIES
 from ..scheduling.swapping import SWAP_MODES, SwapMode
 
+LOOKUP = "lookup"
+MOST_DRAFTS = 64
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 
@@ -61,6 +63,11 @@ class EngineConfig:
         offload: for models that are larger than the memory. ``disk``: the layers' weights are in a file, from which each is read while
             the one before computes; on a CPU. ``cpu``: a GPU's weights are in the host's memory, and copied likewise. None: neither.
         offload_directory: where that file is; the system's directory for temporary files by default.
+        drafter: speculative decoding: what proposes tokens, which the model then verifies several at a time; its output stays its own.
+            ``lookup`` (what followed earlier occurrences of the last tokens) or a checkpoint's directory: a compressed form of
+            the model, or any cheaper one with its tokenizer. None: none.
+        draft_tokens: how many tokens it proposes: ``auto`` (what is expected to be the fastest, from acceptance, load and measured times; none
+            where none is) or a number.
         compile: use torch.compile for the layers instead of Smelt's kernels; it takes a minute at the first
             prompt and the first decode step.
         quiet: print nothing.
@@ -100,6 +107,8 @@ class EngineConfig:
     offload: str | None = None
     offload_directory: str | None = None
     fusions: Fusions | None = None
+    drafter: str | None = None
+    draft_tokens: int | str = "auto"
     compile: bool = False
     quiet: bool = False
 
@@ -144,6 +153,7 @@ class EngineConfig:
                 )
         if self.offload != "disk" and self.offload_directory is not None:
             raise RuntimeProblem("offload_directory is set, but offload is not disk; set it to disk")
+        self._check_drafter()
         if self.expert_parallel and self.tp == 1:
             raise RuntimeProblem(
                 "expert_parallel divides experts between tp processes, but tp is 1; raise it, or leave it out"
@@ -159,6 +169,18 @@ class EngineConfig:
         if self.static_batching and self.policy not in (EngineConfig.policy, "static"):
             raise RuntimeProblem(
                 f"static_batching means policy static, but policy is {self.policy}; set only one of them"
+            )
+
+    def _check_drafter(self) -> None:
+        if self.draft_tokens != "auto" and not (
+            isinstance(self.draft_tokens, int) and 1 <= self.draft_tokens <= MOST_DRAFTS
+        ):
+            raise RuntimeProblem(f"draft_tokens is {self.draft_tokens!r}; it must be auto, or from 1 to {MOST_DRAFTS}")
+        if self.drafter is None and self.draft_tokens != "auto":
+            raise RuntimeProblem("draft_tokens is set, but drafter is not; set it to lookup or to a checkpoint")
+        if self.drafter not in (None, LOOKUP) and self.ranks > 1:
+            raise RuntimeProblem(
+                f"drafter is {self.drafter}, and {self.division}; on several processes only lookup drafts, set drafter to lookup"
             )
 
     @property

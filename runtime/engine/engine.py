@@ -28,24 +28,27 @@ from ..requests.output import RequestOutput
 from ..requests.params import SamplingParams
 from ..requests.sequence import Request, Sequence, TokenScore
 from ..requests.text_stream import TextStream
+from ..sampling.sampling import Sampled
 from ..scheduling.admission import PeakAdmission
 from ..scheduling.plan import StepPlan
 from ..scheduling.policies.table import POLICIES
 from ..scheduling.scheduler import Scheduler, live
 from ..scheduling.swapping import Swapping
+from ..speculation.drafter import Drafter
+from ..speculation.lookup import LookupDrafter
 from ..weights.live_weights import LiveWeights
 from .beam import advance
-from .config import EngineConfig
+from .config import LOOKUP, EngineConfig
+from .drafters import drafting_of
 from .embedding import Pooling, embedding
 from .engine_thread import EngineThread
 from .executor import Executor, StepHandle, StepResult
 from .executors import EXECUTORS, ExecutorParts
+from .loading import on_device_of
 from .loop import EngineLoop, Stream
 from .new_requests import NewRequests, Prompt
-from .sampling import Sampled
 from .scoring import grouped
 from .share import EngineShare
-from .torch_executor import on_device_of
 from .worker import work_unless_first
 from .workers import StatesMessage, Workers
 
@@ -70,6 +73,8 @@ class Engine:
         on_step: called with the plan of each step before it runs; None by default.
         loop: runs its requests for asyncio tasks.
         cost: of a token.
+        drafter: that proposes tokens; None if there is none.
+        drafting: how many, and what became of them (``drafting.total``); None without a drafter.
 
     Raises:
         SmeltError: the checkpoint cannot be read; a RuntimeProblem if it cannot be served or does not fit in memory.
@@ -104,6 +109,9 @@ class Engine:
         directory = share.opened.directory
         self.tokenizer: Any = directory.tokenizer() if directory.has_tokenizer else None
         self.ends = frozenset(directory.end_tokens(share.opened.config))
+        self._draft_model = share.draft_model
+        self.drafter = self._drafter()
+        self.drafting = None if self.drafter is None else drafting_of(config, self.drafter, share.model, share.store)
         self._schedule()
         self.executor = self._executor()
         self.on_step: Callable[[StepPlan], object] | None = None
@@ -136,12 +144,26 @@ class Engine:
             policy=POLICIES[config.scheduling](),
             admission=PeakAdmission(self.cache) if config.admission == "predicted" else None,
             swapping=swapping,
+            drafting=self.drafting,
         )
+
+    def _drafter(self) -> Drafter | None:
+        if self._draft_model is not None:
+            return self._draft_model.drafter(self.model, self._store, self.reservation.blocks, self.ends, self.config)
+        return LookupDrafter() if self.config.drafter == LOOKUP else None
 
     def _executor(self) -> Executor:
         """The executor that the model's operators require."""
         parts = ExecutorParts(
-            self.model, self._store, self.ends, self.config, self._host, self.max_length, self._log, self._workers
+            self.model,
+            self._store,
+            self.ends,
+            self.config,
+            self._host,
+            self.max_length,
+            self._log,
+            self._workers,
+            self.drafter,
         )
         # Graphs are of one process, and of weights that stay where they are.
         plain = self._workers is not None or self.model.offloads
@@ -580,10 +602,18 @@ class Engine:
                 if len(sequence.scores) == len(sequence.expected):
                     self._end(sequence, "stop")
                     changed[sequence.request.id] = sequence.request
-        for sequence, sampled in result.tokens.items():
+        for sequence, tokens in result.tokens.items():
             if sequence.finish is None:  # otherwise a sibling's logits were not finite
-                self._append(sequence, sampled)
+                self.scheduler.accepted(sequence, len(tokens) - 1)
                 changed[sequence.request.id] = sequence.request
+            for sampled in tokens:
+                if sequence.finish is None:
+                    self._append(sequence, sampled)
+        if self.drafting is not None and result.drafted is not None:
+            self.drafting.ran(plan, result.drafted)
+            for sequence, count in result.drafted.drafted.items():
+                sequence.request.draft_tokens += count
+                sequence.request.accepted_tokens += result.drafted.accepted[sequence]
         for sequence, candidates in result.continuations.items():
             if sequence.finish is not None:
                 continue

@@ -12,8 +12,9 @@ from ..decoder.batch import Batch
 from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
 from ..requests.sequence import BeamCandidate, Request, Sequence, TokenLogprobs, TokenScore
+from ..sampling.sampling import Sampled
 from ..scheduling.plan import StepPlan
-from .sampling import Sampled
+from ..speculation.length import Drafted
 
 
 @dataclass
@@ -21,18 +22,21 @@ class StepResult:
     """The results of a step.
 
     Attributes:
-        tokens: the next token of each sequence that was computed to its end (all samples of a prompt at once).
+        tokens: the next token of each sequence that was computed to its end (all samples of a prompt at once); several where
+            draft tokens were accepted.
         continuations: in beam search, each beam's candidates instead.
         prompt_logprobs: for each sequence, those of the prompt tokens that follow the computed ones.
         scores: those of each sequence's expected tokens that were reached (of all a prompt's continuations at once).
         broken: sequences whose logits are NaN or infinite.
+        drafted: what became of drafts, if the executor has a drafter.
     """
 
-    tokens: dict[Sequence, Sampled] = field(default_factory=dict)
+    tokens: dict[Sequence, list[Sampled]] = field(default_factory=dict)
     continuations: dict[Sequence, list[BeamCandidate]] = field(default_factory=dict)
     prompt_logprobs: dict[Sequence, list[TokenLogprobs]] = field(default_factory=dict)
     scores: dict[Sequence, list[TokenScore]] = field(default_factory=dict)
     broken: list[Sequence] = field(default_factory=list)
+    drafted: Drafted | None = None
 
 
 class RunsBatches(Protocol):

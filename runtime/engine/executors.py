@@ -9,6 +9,7 @@ from ...system.progress import Log
 from ..decoder.kv_cache import KeysValues
 from ..decoder.model import Model
 from ..decoder.operators import ExecutorName
+from ..speculation.drafter import Drafter
 from .config import EngineConfig
 from .executor import Executor
 from .host_blocks import HostBlocks
@@ -29,6 +30,7 @@ class ExecutorParts:
         max_length: the most tokens of a sequence.
         log: gets messages for the user.
         workers: the other ranks; None if there are none.
+        drafter: proposes tokens; None for none.
     """
 
     model: Model
@@ -39,10 +41,13 @@ class ExecutorParts:
     max_length: int
     log: Log
     workers: Workers | None = None
+    drafter: Drafter | None = None
 
 
 def _torch_executor(parts: ExecutorParts) -> Executor:
-    return TorchExecutor(parts.model, parts.store, parts.ends, parts.config.seed, parts.host, parts.workers)
+    return TorchExecutor(
+        parts.model, parts.store, parts.ends, parts.config.seed, parts.host, parts.workers, parts.drafter
+    )
 
 
 def _gpu_executor(parts: ExecutorParts) -> Executor:
@@ -61,6 +66,7 @@ def _gpu_executor(parts: ExecutorParts) -> Executor:
         max_length=parts.max_length,
         graphs=fusions.graphs,
         host=parts.host,
+        drafter=parts.drafter,
     )
     if model.device.type == "cuda":
         found.warm_up(parts.log)

@@ -25,10 +25,11 @@ from ..kernels.rows.rotate_and_store import RotaryTables
 from ..kernels.rows.sample_tokens import SamplingState, choices, sample_tokens
 from ..requests.params import SamplingParams
 from ..requests.sequence import Request, Sequence
+from ..sampling.sampling import Sampled, sequence_seed, top_logprobs
 from ..scheduling.plan import Chunk, StepPlan
+from ..speculation.drafter import Drafter
 from .executor import CompletedStep, StepHandle, StepResult
 from .host_blocks import HostBlocks
-from .sampling import Sampled, sequence_seed, top_logprobs
 from .torch_executor import TorchExecutor
 
 _EDITS = 64  # of logits, per request on the device
@@ -57,7 +58,7 @@ class GpuExecutor(TorchExecutor):
     """Like :class:`TorchExecutor`; steps with sampling on the device run asynchronously.
 
     Args:
-        model, store, ends, seed, host: as there.
+        model, store, ends, seed, host, drafter: as there.
         max_sequences, token_budget, max_length: the limits of a step and of a sequence.
         graphs: whether steps are captured and replayed.
     """
@@ -74,8 +75,9 @@ class GpuExecutor(TorchExecutor):
         max_length: int,
         graphs: bool,
         host: HostBlocks | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        super().__init__(model, store, ends, seed, host)
+        super().__init__(model, store, ends, seed, host, drafter=drafter)
         assert isinstance(store, GpuKeysValues)
         assert isinstance(model.stack, GpuLayers)
         self._decoder, self._cache, self._layers = model, store, model.stack
@@ -101,7 +103,9 @@ class GpuExecutor(TorchExecutor):
         self._logits = torch.empty(max_sequences, model.spec.vocabulary, dtype=torch.float32, device=self._place)
 
     def runs_ahead(self, request: Request) -> bool:
-        """Whether all its tokens can be sampled on the device."""
+        """Whether all its tokens can be sampled on the device, and none of them is needed to draft the next ones."""
+        if self._drafter is not None:
+            return False
         params = request.params
         plain = params.n == 1 and not params.is_beam_search and params.prompt_logprobs is None
         plain = plain and params.constraint is None
@@ -285,7 +289,7 @@ class GpuExecutor(TorchExecutor):
 
     def _chosen(
         self, there: Tensor, logits: Tensor, stats: LogitStatistics, rows: list[int], sequences: list[Sequence]
-    ) -> dict[Sequence, Sampled]:
+    ) -> dict[Sequence, list[Sampled]]:
         """Sample on the device where possible, as in asynchronous steps, so that a seed gives the same tokens in any batch."""
         here = [i for i, sequence in enumerate(sequences) if not self.runs_ahead(sequence.request)]
         found = super()._chosen(there, logits, stats, [rows[i] for i in here], [sequences[i] for i in here])
@@ -303,7 +307,7 @@ class GpuExecutor(TorchExecutor):
         for i, token, logprob in zip(mine, tokens.tolist(), logprobs.tolist(), strict=True):
             count = sequences[i].request.params.logprobs
             top = None if count is None else top_logprobs(logits[rows[i]], token, count)
-            found[sequences[i]] = Sampled(token, logprob, top)
+            found[sequences[i]] = [Sampled(token, logprob, top)]
         return found
 
 
@@ -377,7 +381,7 @@ class _LaunchedStep:
                     values, best = (part[i, : self.sent.wanting[i]].tolist() for part in self.sent.best)
                     top = dict(zip(best, values, strict=True))
                     top.setdefault(tokens[i], logprobs[i])
-                result.tokens[chunk.sequence] = Sampled(tokens[i], logprobs[i], top)
+                result.tokens[chunk.sequence] = [Sampled(tokens[i], logprobs[i], top)]
         return result
 
 

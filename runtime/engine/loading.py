@@ -7,17 +7,20 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
-from ...system.device import device_named
+from ...system.device import device_named, on
 from ...system.errors import RuntimeProblem
 from ...system.progress import Log
 from ..decoder.model import Head, Model
 from ..decoder.operators import Operators
+from ..kernels.base.launch import overlapping
 from ..native.library import kernels
 from ..native.operators import NativeOperators
 from ..parallel.stages import OnlyHead, RankPlace
@@ -87,6 +90,12 @@ def load_head(checkpoint: str | Path, config: EngineConfig, *, log: Log) -> Head
     """
     alone = replace(config, tp=1, pp=1, cp=1, expert_parallel=False, offload=None)
     return load_model(checkpoint, alone, log=log, place=RankPlace(stages=OnlyHead()))[1].head
+
+
+def on_device_of(model: Model) -> AbstractContextManager[object]:
+    """Where a model's steps are laid out and computed. May be entered again and again."""
+    fusions = model.operators.fusions
+    return on(model.device, partial(overlapping, fusions is None or fusions.overlap))
 
 
 def in_own_thread(work: Callable[[], T]) -> T:

@@ -12,6 +12,7 @@ from ...system.machine import human_bytes
 from ..decoder.context_parallel import ring_bytes
 from ..decoder.model import Model
 from .config import EngineConfig
+from .drafters import DraftModel
 
 _SUMS = 64 << 20
 
@@ -52,7 +53,14 @@ class Reservation:
         )
 
 
-def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: torch.dtype) -> Reservation:
+def reserve(
+    model: Model,
+    config: EngineConfig,
+    *,
+    max_length: int,
+    kv_dtype: torch.dtype,
+    drafter: DraftModel | None = None,
+) -> Reservation:
     """Divide the free memory; the weights are loaded already.
 
     Args:
@@ -67,8 +75,9 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
     max_sequences, token_budget, block_size = config.max_sequences, config.token_budget, config.block_size
     positions = config.block_positions
     spec = model.spec
-    weights = model.resident_bytes()
+    weights = model.resident_bytes() + (0 if drafter is None else drafter.nbytes)
     block = model.operators.block_bytes(model.cached_heads, spec.head_size, block_size, kv_dtype)
+    block += 0 if drafter is None else drafter.block_bytes(block_size)
     most = max_sequences * -(-max_length // positions)
     if model.device.type == "cpu":
         activations = _guessed(model, max_length, max_sequences, token_budget)

@@ -17,6 +17,7 @@ from ..decoder.model import Model
 from ..parallel.stages import RankPlace
 from ..weights.checkpoint import Checkpoint
 from .config import EngineConfig
+from .drafters import DraftModel
 from .host_blocks import HostBlocks
 from .loading import load_model
 from .reserve import Reservation, host_slots, reserve
@@ -48,6 +49,7 @@ class EngineShare:
         store: this process' keys and values.
         host: its cache blocks in host memory; None if there are none.
         cost: of a token, on all ranks together.
+        draft_model: that proposes tokens, if the configuration names one.
     """
 
     opened: Checkpoint
@@ -57,6 +59,7 @@ class EngineShare:
     store: KeysValues
     host: HostBlocks | None
     cost: TokenCost
+    draft_model: DraftModel | None
 
     @classmethod
     def load(cls, checkpoint: str | Path, config: EngineConfig, place: RankPlace, *, log: Log) -> Self:
@@ -75,12 +78,13 @@ class EngineShare:
         with each_loaded(world):
             opened, model = load_model(checkpoint, config, log=log, place=place)
         check_same(world, opened)
+        draft_model = DraftModel.load(config, opened, model, log=log)
         longest = model.spec.max_length
         length = min(config.max_length or longest, longest)
         kept = model.kept(BY_NAME[config.kv_dtype].torch_dtype(model.dtype))
         with each_loaded(world):
             _check_cache(model, kept, config)
-            found = reserve(model, config, max_length=length, kv_dtype=kept)
+            found = reserve(model, config, max_length=length, kv_dtype=kept, drafter=draft_model)
         reservation = found.of_blocks(least(world, found.blocks))
         if model.cache_scheme is not None:
             log(model.cache_scheme.sentence(kept))
@@ -102,7 +106,7 @@ class EngineShare:
         cost = TokenCost(
             sum(read for read, _ in each) // config.cp, sum(operations for _, operations in each) / config.cp
         )
-        return cls(opened, model, length, reservation, store, host, cost)
+        return cls(opened, model, length, reservation, store, host, cost, draft_model)
 
 
 def _check_cache(model: Model, kept: torch.dtype, config: EngineConfig) -> None:

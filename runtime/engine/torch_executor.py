@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+import time
+from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ...system.device import on
 from ..decoder.batch import Run
 from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
-from ..kernels.base.launch import overlapping
 from ..requests.sequence import Request, Sequence, TokenLogprobs, TokenScore
+from ..sampling.sampling import Sampled, sample, top_logprobs, verify
 from ..scheduling.plan import Chunk, StepPlan
+from ..speculation.drafter import Drafter, Drafts
+from ..speculation.length import Drafted
 from .beam import continuations
 from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
 from .host_blocks import HostBlocks
-from .sampling import Sampled, sample, top_logprobs
+from .loading import on_device_of
 from .workers import StepMessage, Workers
-
-
-def on_device_of(model: Model) -> AbstractContextManager[object]:
-    """Where a model's steps are laid out and computed. May be entered again and again."""
-    fusions = model.operators.fusions
-    return on(model.device, partial(overlapping, fusions is None or fusions.overlap))
 
 
 class TorchExecutor:
@@ -39,6 +35,7 @@ class TorchExecutor:
         seed: for requests without one.
         host: blocks in host memory; None if plans swap none.
         workers: the other ranks; None if there are none.
+        drafter: proposes tokens; None for none.
 
     Attributes:
         model: the model; a profile wraps it with a timer.
@@ -52,6 +49,7 @@ class TorchExecutor:
         seed: int,
         host: HostBlocks | None = None,
         workers: Workers | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.model: RunsBatches = model
         self._lay_out = model.batch
@@ -61,6 +59,7 @@ class TorchExecutor:
         self._ends = ends
         self._seed = seed
         self._workers = workers
+        self._drafter = drafter
 
     def execute(self, plan: StepPlan) -> StepHandle:
         """Run a step."""
@@ -72,12 +71,17 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> StepResult:
-        """Copy blocks, compute the plan's tokens, sample the next ones."""
-        runs = [_run(chunk) for chunk in plan.chunks]
+        """Copy blocks, draft, compute the plan's tokens and drafts, sample the next ones."""
         with nullcontext() if self._workers is None else self._workers.watched():
+            # Other ranks move theirs with the step.
+            self._move_blocks(plan)
+            begun = time.perf_counter()
+            proposed = Drafts() if self._drafter is None else self._drafter.propose(plan)
+            drafts = proposed.of
+            drafted = time.perf_counter()
+            runs = [_run(chunk, drafts.get(chunk.sequence, [])) for chunk in plan.chunks]
             if self._workers is not None:
                 self._workers.compute(StepMessage(plan, runs))
-            self._move_blocks(plan)
             with self._device:
                 there = self.model(self._lay_out(runs, self._store.block_size), self._store)
         logits = there.cpu()
@@ -90,7 +94,9 @@ class TorchExecutor:
             mine = slice(place, place + run.wants)
             place += run.wants
             sequence = chunk.sequence
-            if not all(stats.is_sound(row) for row in range(mine.start, mine.stop)):
+            draft = drafts.get(sequence, [])
+            # Those after draft tokens may be of no use.
+            if not all(stats.is_sound(row) for row in range(mine.start, mine.stop - len(draft))):
                 result.broken.append(sequence)
                 continue
             if sequence.expected:
@@ -103,11 +109,20 @@ class TorchExecutor:
             if sequence.request.params.is_beam_search:
                 result.continuations[sequence] = continuations(logits[place - 1], sequence, self._ends)
                 continue
+            if draft:
+                result.tokens[sequence] = verify(logits, stats, mine.start, draft, sequence, self._ends, self._seed)
+                continue
             of_prompt = sequence.request.sequences if not sequence.request.forked else [sequence]
             rows.extend([place - 1] * len(of_prompt))
             sampled.extend(of_prompt)
         if sampled:
-            result.tokens = self._chosen(there, logits, stats, rows, sampled)
+            result.tokens |= self._chosen(there, logits, stats, rows, sampled)
+        if self._drafter is not None:
+            counts = {sequence: len(draft) for sequence, draft in drafts.items() if sequence in result.tokens}
+            accepted = {sequence: _agreeing(drafts[sequence], result.tokens[sequence]) for sequence in counts}
+            drafting = drafted - begun - proposed.preparing
+            verifying = time.perf_counter() - drafted
+            result.drafted = Drafted(counts, accepted, drafting, verifying, proposed.prepared, proposed.preparing)
         return result
 
     def _move_blocks(self, plan: StepPlan) -> None:
@@ -117,18 +132,25 @@ class TorchExecutor:
 
     def _chosen(
         self, there: Tensor, logits: Tensor, stats: LogitStatistics, rows: list[int], sequences: list[Sequence]
-    ) -> dict[Sequence, Sampled]:
+    ) -> dict[Sequence, list[Sampled]]:
         """The next token of each sequence from its row of the logits, which are on the device and on the CPU."""
         found = sample(logits, stats, rows, sequences, self._ends, self._seed)
-        return dict(zip(sequences, found, strict=True))
+        return {sequence: [each] for sequence, each in zip(sequences, found, strict=True)}
 
 
-def _run(chunk: Chunk) -> Run:
+def _run(chunk: Chunk, draft: list[int]) -> Run:
     sequence = chunk.sequence
     stop = chunk.start + chunk.count
     tokens = sequence.tokens[chunk.start : stop]
     wants = max(0, stop - max(chunk.start, sequence.first_wanted))
-    return Run(tokens, chunk.start, sequence.blocks, sequence.request.grows_to, wants, sequence.request.adapter)
+    found = Run(tokens, chunk.start, sequence.blocks, sequence.request.grows_to, wants, sequence.request.adapter)
+    return replace(found, tokens=tokens + draft, wants=wants + len(draft), decodes=True) if draft else found
+
+
+def _agreeing(draft: list[int], tokens: list[Sampled]) -> int:
+    """How many of a draft's tokens were chosen; all that were chosen before the last one are."""
+    last = len(tokens) - 1
+    return last + (last < len(draft) and tokens[last].token == draft[last])
 
 
 def _wants_prompt_logprobs(sequence: Sequence) -> bool:

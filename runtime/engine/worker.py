@@ -15,8 +15,8 @@ from ..parallel.launch import joined_at, joined_by_environment, launched_count, 
 from ..parallel.ranks import RankLost, Ranks
 from ..parallel.stages import divided
 from .config import EngineConfig
+from .loading import on_device_of
 from .share import EngineShare
-from .torch_executor import on_device_of
 from .workers import StatesMessage, here, kind, on_gpu, received
 
 

@@ -56,7 +56,8 @@ class StepMessage:
             numbers += [len(pairs), *(each for pair in pairs for each in pair)]
         numbers.append(len(self.runs))
         for run in self.runs:
-            numbers += [run.start, run.grows_to, run.wants, len(run.tokens), len(run.blocks), *run.tokens, *run.blocks]
+            numbers += [run.start, run.grows_to, run.wants, run.decodes, len(run.tokens), len(run.blocks)]
+            numbers += [*run.tokens, *run.blocks]
         return numbers
 
     @classmethod
@@ -68,8 +69,8 @@ class StepMessage:
             moved.append(list(zip(flat[::2], flat[1::2], strict=True)))
         runs = []
         for _ in range(take(1)[0]):
-            start, grows_to, wants, tokens, blocks = take(5)
-            runs.append(Run(take(tokens), start, take(blocks), grows_to, wants))
+            start, grows_to, wants, decodes, tokens, blocks = take(6)
+            runs.append(Run(take(tokens), start, take(blocks), grows_to, wants, decodes=bool(decodes)))
         return cls(StepPlan([], swap_out=moved[0], swap_in=moved[1], copies=moved[2]), runs)
 
 

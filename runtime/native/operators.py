@@ -120,7 +120,7 @@ class NativeAttention:
             projected = stored_by_torch(projected, rotation, store, layer, batch, heads).flatten(1)
             width = projected.shape[1]
         out = torch.empty(tokens, heads.queries * heads.size, dtype=torch.bfloat16)
-        singles, longer = (batch.each_alone, []) if self._each_alone else (batch.singles, batch.longer)
+        singles, longer = (batch.each_alone, []) if self._each_alone else (batch.decoding, batch.prompts)
         if singles is not None:
             self._kernels.attend(
                 cache,

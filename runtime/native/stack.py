@@ -1,4 +1,4 @@
-"""All layers of a decoder in one call, for steps in which every sequence adds one token."""
+"""All layers of a decoder in one call, for steps without prompts: every sequence adds one token, or a draft of some."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class NativeStack:
 
     def takes(self, batch: Batch, store: KeysValues) -> bool:
         """Whether a step is of this kind; for more rows torch's bfloat16 product is faster."""
-        return not batch.longer and len(batch.runs) <= DENSE_ROWS and stores(store)
+        return not batch.prompts and len(batch.tokens) <= DENSE_ROWS and stores(store)
 
     def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
         """From embeddings ``[tokens, hidden]``, which are overwritten, to the last layer's outputs."""
-        singles = batch.singles
+        singles = batch.decoding
         assert singles is not None
         hidden = hidden.contiguous()
         caches = store.handles.get(self)

@@ -23,6 +23,10 @@ class Matcher(Protocol):
         """Go on by a token."""
         ...
 
+    def copy(self) -> Matcher:
+        """Another one that has come as far."""
+        ...
+
     @property
     def is_complete(self) -> bool:
         """Whether nothing may follow."""

@@ -47,6 +47,7 @@ class RequestOutput:
         queue_seconds: from its arrival until it was first computed; None if it was not yet.
         preemptions: how often its sequences lost their cache blocks and were computed again.
         is_invalid: whether it failed by what it asks for, such as a grammar that cannot be followed to its end.
+        draft_tokens, accepted_tokens: how many tokens a drafter proposed, and how many of them became part of the outputs' tokens.
     """
 
     id: str
@@ -61,6 +62,8 @@ class RequestOutput:
     queue_seconds: float | None = None
     preemptions: int = 0
     is_invalid: bool = False
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     @classmethod
     def of(cls, request: Request) -> RequestOutput:
@@ -80,6 +83,8 @@ class RequestOutput:
             None if request.started is None else request.started - request.arrived,
             request.preemptions,
             request.is_invalid,
+            request.draft_tokens,
+            request.accepted_tokens,
         )
 
 

@@ -11,8 +11,7 @@ from .constraint import Matcher
 from .params import SamplingParams
 
 if TYPE_CHECKING:
-    import torch
-
+    from .noise import TokenNoise
     from .text_stream import TextStream
 
 TokenLogprobs = dict[int, float]
@@ -81,7 +80,7 @@ class Sequence:
         self.logprobs: list[TokenLogprobs] = []
         self.score = 0.0
         self.candidates: list[BeamCandidate] | None = None
-        self.generator: torch.Generator | None = None
+        self.noise: TokenNoise | None = None
         self.text: TextStream | None = None
         constraint = request.params.constraint
         self.matcher: Matcher | None = None if constraint is None else constraint.start()
@@ -135,6 +134,7 @@ class Request:
         arrived, started: when it was queued, and first computed, in seconds of one clock; None if not yet.
         cached_tokens: those of its prompt that were found in the prefix cache when it started.
         preemptions: how often its sequences lost their blocks.
+        draft_tokens, accepted_tokens: how many tokens a drafter proposed, and how many of them were its own.
         adapter: that it is for; None for the model itself.
         deadline: seconds from its arrival until it must have ended; None if it has as many as it takes.
     """
@@ -158,6 +158,8 @@ class Request:
     started: float | None = None
     cached_tokens: int = 0
     preemptions: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     adapter: str | None = None
     deadline: float | None = None
 

@@ -14,12 +14,14 @@ class Chunk:
 
     Attributes:
         is_last: whether it reaches the end of the sequence, so that its next token can be sampled.
+        drafts: places in the cache after them, for draft tokens that are verified in the same step; there may be fewer.
     """
 
     sequence: Sequence
     start: int
     count: int
     is_last: bool
+    drafts: int = 0
 
     @property
     def is_prompt(self) -> bool:
@@ -47,7 +49,7 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
+        return sum(chunk.count + chunk.drafts for chunk in self.chunks)
 
     @property
     def has_prompts(self) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from ..blocks.block_cache import BlockCache
 from ..requests.sequence import Request, Sequence
 from .admission import PeakAdmission
+from .drafting import Drafting
 from .plan import Chunk, StepPlan
 from .policy import Policy
 from .swapping import Swapping
@@ -34,6 +36,7 @@ class Scheduler:
         admission: whether a sequence may start beside those that run; None to start all that have room for the tokens that they
             have.
         swapping: whether a preempted sequence's blocks are saved in host memory or computed again; None to compute them.
+        drafting: how many draft tokens a step's sequences get; None for none.
 
     Attributes:
         preemptions: how often a sequence lost its blocks.
@@ -49,6 +52,7 @@ class Scheduler:
         policy: Policy,
         admission: PeakAdmission | None = None,
         swapping: Swapping | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.cache = cache
         self.token_budget = token_budget
@@ -60,6 +64,7 @@ class Scheduler:
         self.swaps = 0
         self._admission = admission
         self._swapping = swapping
+        self._drafting = drafting
         self._arrivals = 0
         self._committed = 0.0
         self._is_step = True  # the last plan: an empty one is not executed
@@ -95,6 +100,8 @@ class Scheduler:
             self._fill(plan)
         if self.policy.swaps_ahead and plan.chunks and self._swapping is not None:
             self._swap_ahead(plan)
+        if self._drafting is not None:
+            self._add_drafts(plan, self._drafting)
         self._is_step = bool(plan.chunks)
         if self._is_step:
             plan.swap_out.extend(self.cache.swap_out)
@@ -127,6 +134,16 @@ class Scheduler:
                 continue  # it ended or was preempted while this step was running, and has no blocks
             known = min(sequence.computed, len(sequence.tokens))
             self.cache.publish(sequence.blocks, sequence.keys, sequence.tokens, known, sequence.request.salt)
+
+    def accepted(self, sequence: Sequence, count: int) -> None:
+        """Record that draft tokens of a committed step are the sequence's own: their keys and values are computed.
+
+        Args:
+            sequence: to which they were appended.
+            count: how many.
+        """
+        if sequence.admitted:
+            sequence.computed += count
 
     def repeatable(self, plan: StepPlan, most: int) -> int:
         """How many more steps would be ``plan`` again, each sequence a token further, if none ends or arrives.
@@ -224,6 +241,24 @@ class Scheduler:
                 count = self._admit(sequence, budget, plan)
                 blocked = count == 0
                 places += 0 if blocked else _places(sequence)
+            budget -= count
+
+    def _add_drafts(self, plan: StepPlan, drafting: Drafting) -> None:
+        """Give the step's decodes places for draft tokens, as far as tokens and blocks are left that nobody else needs."""
+        budget = self.token_budget - plan.tokens
+        wanted = drafting.counts(plan, budget)
+        for i, chunk in enumerate(plan.chunks):
+            sequence, computed = chunk.sequence, chunk.start + chunk.count
+            # The last possible token is never computed.
+            count = min(wanted.get(i, 0), budget, sequence.request.grows_to - 1 - computed)
+            room = len(sequence.blocks) * self.cache.block_size - computed
+            if count > room and self.cache.needed(computed + count) - len(sequence.blocks) > self.cache.free:
+                count = room
+            if count <= 0:
+                continue
+            copies = self.cache.grow(sequence.blocks, computed, computed + count)
+            assert copies == [], "what is after a sequence's last token is shared with no other"
+            plan.chunks[i] = replace(chunk, drafts=count)
             budget -= count
 
     def _continue(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:

@@ -37,6 +37,11 @@ class TokenTable:
             return functional.embedding(tokens, self.matrix.values)
         return self.matrix.rows(tokens).dense(self._dtype)
 
+    def equals(self, other: TokenTable) -> bool:
+        """Whether both have the same rows, unquantized."""
+        mine, its = self.matrix, other.matrix
+        return mine.is_plain and its.is_plain and torch.equal(mine.values, its.values)
+
     @property
     def columns(self) -> int:
         """The width of a row."""

@@ -1,4 +1,4 @@
-"""Sampling each row's next token on the GPU, as :mod:`smelt.runtime.engine.sampling` does on the CPU, without a sort.
+"""Sampling each row's next token on the GPU, as :mod:`smelt.runtime.sampling.sampling` does on the CPU, without a sort.
 
 One launch reads chunks of the logits, applies biases and penalties and, for rows without filtering, samples already. A
 second one, with a program per row, combines the chunks. For rows with top-k, top-p or min-p it first searches for the

@@ -156,6 +156,10 @@ class GrammarMatcher:
         elif token not in self._ends:
             self._matcher.consume_token(token)
 
+    def copy(self) -> GrammarMatcher:
+        """Another one that has come as far."""
+        return GrammarMatcher(self._matcher.deep_copy(), self._vocabulary, self._ends, self._after)
+
     @property
     def is_complete(self) -> bool:
         """Whether nothing may follow, or the grammar became too complex to follow."""

@@ -19,8 +19,8 @@ from smelt.runtime.blocks.block_cache import BlockCache
 from smelt.runtime.blocks.host_tier import HostTier
 from smelt.runtime.engine.beam import continuations
 from smelt.runtime.engine.executor import CompletedStep, StepHandle, StepResult
-from smelt.runtime.engine.sampling import Sampled
 from smelt.runtime.requests.sequence import Request, Sequence, TokenScore
+from smelt.runtime.sampling.sampling import Sampled
 from smelt.runtime.scheduling.admission import PeakAdmission
 from smelt.runtime.scheduling.plan import StepPlan
 from smelt.runtime.scheduling.policies.table import POLICIES
@@ -115,7 +115,7 @@ class Checking:
             return
         for each in sequence.request.sequences if not sequence.request.forked else [sequence]:
             token = int((logits + each.index * logits.roll(1)).argmax())
-            result.tokens[each] = Sampled(token, 0.0, None)
+            result.tokens[each] = [Sampled(token, 0.0, None)]
             self._chosen.setdefault(each, []).append(token)
 
     def _score(self, result: StepResult, sequence: Sequence, logits: Tensor, position: int) -> None:

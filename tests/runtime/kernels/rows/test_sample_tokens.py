@@ -9,7 +9,6 @@ import torch
 import triton
 import triton.language as tl
 from smelt.runtime import SamplingParams
-from smelt.runtime.engine.sampling import changed_logits, narrowed
 from smelt.runtime.kernels.rows.sample_tokens import (
     SamplingState,
     choices,
@@ -19,6 +18,7 @@ from smelt.runtime.kernels.rows.sample_tokens import (
     sample_tokens,
 )
 from smelt.runtime.requests.sequence import Request, Sequence
+from smelt.runtime.sampling.sampling import changed_logits, narrowed
 from torch import Tensor
 
 from ..interpreter import interpreted

@@ -8,8 +8,8 @@ import pytest
 import torch
 from smelt.runtime import SamplingParams
 from smelt.runtime.decoder.logit_statistics import logit_statistics
-from smelt.runtime.engine.sampling import changed_logits, narrowed, sample
 from smelt.runtime.requests.sequence import Request, Sequence
+from smelt.runtime.sampling.sampling import changed_logits, narrowed, sample
 from torch import Tensor
 from transformers.generation.logits_process import (
     LogitsProcessorList,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..decoder.logit_statistics import LogitStatistics
+from ..requests.noise import TokenNoise
 from ..requests.params import SamplingParams
 from ..requests.sequence import Sequence, TokenLogprobs
 
@@ -43,17 +46,78 @@ def sample(
         ends: the model's end tokens.
         seed: of the engine, for requests without one.
     """
-    found = []
-    for row, sequence in zip(rows, sequences, strict=True):
-        params = sequence.request.params
-        if params.is_plainly_greedy:
-            token, logit = stats.best[row], stats.highest[row]
-        else:
-            token = _choose(logits[row], sequence, ends, seed)
-            logit = logits[row, token].item()
-        top = None if params.logprobs is None else top_logprobs(logits[row], token, params.logprobs)
-        found.append(Sampled(token, logit - stats.total[row], top))
+    return [_sampled(logits, stats, row, sequence, ends, seed) for row, sequence in zip(rows, sequences, strict=True)]
+
+
+def verify(
+    logits: Tensor,
+    stats: LogitStatistics,
+    row: int,
+    draft: list[int],
+    sequence: Sequence,
+    ends: frozenset[int],
+    seed: int,
+) -> list[Sampled]:
+    """Choose the next tokens of a sequence from logits that were computed with a draft of them.
+
+    Each is chosen as without a draft, from the same logits with the same noise. The draft only says after which tokens logits are
+    known: while the chosen token is the draft's, the next row is of use.
+
+    Args:
+        logits: float32 ``[rows, vocabulary]``.
+        stats: their statistics.
+        row: the one after the sequence's last token; those after each of the draft's tokens follow.
+        draft: tokens that may come next.
+        sequence: the sequence.
+        ends: the model's end tokens.
+        seed: of the engine, for requests without one.
+
+    Returns:
+        At least one; all but the last are the draft's.
+    """
+    found: list[Sampled] = []
+    with trying(sequence):
+        for i in range(len(draft) + 1):
+            if i > 0 and not stats.is_sound(row + i):
+                break  # what the next step says of it counts
+            found.append(_sampled(logits, stats, row + i, sequence, ends, seed))
+            token = found[-1].token
+            if i == len(draft) or token != draft[i]:
+                break
+            sequence.tokens.append(token)
+            if sequence.matcher is not None:
+                sequence.matcher.accept(token)
+                if sequence.matcher.is_complete or sequence.matcher.failure is not None:
+                    break
     return found
+
+
+@contextmanager
+def trying(sequence: Sequence) -> Iterator[None]:
+    """Within it tokens may be appended to a sequence and accepted by its matcher; afterwards both are as before."""
+    count, matcher = len(sequence.tokens), sequence.matcher
+    if matcher is not None:
+        sequence.matcher = matcher.copy()
+    try:
+        yield
+    finally:
+        del sequence.tokens[count:]
+        sequence.matcher = matcher
+
+
+def _sampled(
+    logits: Tensor, stats: LogitStatistics, row: int, sequence: Sequence, ends: frozenset[int], seed: int
+) -> Sampled:
+    params = sequence.request.params
+    if params.is_plainly_greedy:
+        token, logit = stats.best[row], stats.highest[row]
+    else:
+        token = choose(logits[row], sequence, ends, seed)
+        if params.temperature > 0:
+            noise_of(sequence, seed).pass_on()
+        logit = logits[row, token].item()
+    top = None if params.logprobs is None else top_logprobs(logits[row], token, params.logprobs)
+    return Sampled(token, logit - stats.total[row], top)
 
 
 def top_logprobs(row: Tensor, token: int, count: int) -> TokenLogprobs:
@@ -112,14 +176,27 @@ def sequence_seed(sequence: Sequence, seed: int) -> int:
     return (own + _SEED_STEP * sequence.index) % 2**63
 
 
-def _choose(row: Tensor, sequence: Sequence, ends: frozenset[int], seed: int) -> int:
+def noise_of(sequence: Sequence, seed: int) -> TokenNoise:
+    """The noise that a sequence's tokens are chosen with; ``seed`` is the engine's, for requests without one."""
+    if sequence.noise is None:
+        sequence.noise = TokenNoise(sequence_seed(sequence, seed))
+    return sequence.noise
+
+
+def choose(row: Tensor, sequence: Sequence, ends: frozenset[int], seed: int, ahead: int = 0) -> int:
+    """The token that a row of logits gives a sequence.
+
+    Args:
+        row: float32 ``[vocabulary]``.
+        sequence: with all tokens before it.
+        ends: the model's end tokens.
+        seed: of the engine, for requests without one.
+        ahead: for which of the tokens that are not chosen yet; 0 for the next one.
+    """
     params = sequence.request.params
     row = changed_logits(row, sequence, ends)
     if params.temperature == 0:
         return int(row.argmax())
-    if sequence.generator is None:
-        sequence.generator = torch.Generator().manual_seed(sequence_seed(sequence, seed))
     shares = narrowed(row, params).softmax(-1)
     # The argmax of probabilities over exponential noise is a sample, and uses the same noise regardless of filtering.
-    noise = torch.empty_like(shares).exponential_(generator=sequence.generator)
-    return int((shares / noise).argmax())
+    return int((shares / noise_of(sequence, seed).of(ahead, len(shares))).argmax())

@@ -1,0 +1,196 @@
+"""The drafter that an engine's configuration names."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from ...system.errors import RuntimeProblem
+from ...system.progress import Log
+from ..decoder.batch import Run
+from ..decoder.kv_cache import KeysValues
+from ..decoder.model import Model
+from ..speculation.caches import DraftCache, OwnCache, SharedCache
+from ..speculation.drafter import Drafter
+from ..speculation.length import AdaptiveDrafts, FixedDrafts
+from ..speculation.lookup import LookupDrafter
+from ..speculation.model_drafter import ModelDrafter
+from ..speculation.times_by_rows import TimesByRows
+from ..weights.checkpoint import Checkpoint
+from .config import LOOKUP, EngineConfig
+from .loading import load_model, on_device_of
+
+# How many tokens are drafted at most if the number adapts.
+_MOST = {True: 16, False: 8}
+# Keys and values that differ by less than this share of their size serve both models. Those of models that were trained
+# apart differ by more than their size, those of 4-bit weights by a tenth.
+_ALIKE = 0.5
+_PROBED, _BLOCK = 64, 16
+# Steps of these rows are measured at the start, as long as it takes no longer.
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_MEASURING_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """A model that drafts.
+
+    Attributes:
+        model: the drafter.
+        shares: whether it uses the verifier's keys and values.
+    """
+
+    model: Model
+    shares: bool
+
+    @classmethod
+    def load(cls, config: EngineConfig, opened: Checkpoint, verifier: Model, *, log: Log) -> Self | None:
+        """Load the one that a configuration names; None if it names none.
+
+        Args:
+            config: of the engine.
+            opened: the verifier's checkpoint.
+            verifier: the model that verifies.
+            log: gets messages for the user.
+
+        Raises:
+            SmeltError: it cannot be read, or has another tokenizer or vocabulary.
+        """
+        if config.drafter in (None, LOOKUP):
+            return None
+        path = Path(config.drafter)
+        if not path.is_dir():
+            raise RuntimeProblem(f"drafter is {config.drafter}; it must be {LOOKUP} or a checkpoint's directory")
+        alone = replace(
+            config,
+            dtype=str(verifier.dtype).removeprefix("torch."),
+            drafter=None,
+            draft_tokens="auto",
+            offload=None,
+            offload_directory=None,
+            reproducible=False,
+        )
+        of_drafter, model = load_model(path, alone, log=log)
+        _check_vocabulary(path, opened, of_drafter, verifier, model)
+        model.share_tables(verifier)
+        distance = _distance(verifier, model)
+        shares = distance is not None and distance < _ALIKE
+        if shares:
+            log(f"the drafter's keys and values differ from the model's by {distance:.0%}: both use one cache")
+        else:
+            why = "have other shapes than" if distance is None else f"differ by {distance:.0%} from"
+            log(f"the drafter's keys and values {why} the model's: it has a cache of its own")
+        return cls(model, shares)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights, besides those that it shares with the verifier."""
+        return self.model.own_bytes()
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes that it adds to a cache block."""
+        if self.shares:
+            return 0
+        model = self.model
+        return model.operators.block_bytes(model.cached_heads, model.spec.head_size, block_size, model.dtype)
+
+    def drafter(
+        self, model: Model, store: KeysValues, blocks: int, ends: frozenset[int], config: EngineConfig
+    ) -> ModelDrafter:
+        """The drafter.
+
+        Args:
+            model: the verifier.
+            store: its keys and values.
+            blocks: how many blocks they have.
+            ends: tokens that end a sequence.
+            config: of the engine.
+        """
+        cache: DraftCache = SharedCache(store)
+        if not self.shares:
+            cache = OwnCache(self.model.keys_values(blocks, store.block_size, self.model.dtype), blocks)
+        return ModelDrafter(
+            self.model,
+            cache,
+            on_device_of(self.model),
+            vocabulary=model.spec.vocabulary,
+            ends=ends,
+            seed=config.seed,
+            token_budget=config.token_budget,
+        )
+
+
+def drafting_of(config: EngineConfig, drafter: Drafter, model: Model, store: KeysValues) -> FixedDrafts:
+    """How many tokens a drafter proposes.
+
+    Args:
+        config: of the engine.
+        drafter: the drafter.
+        model: the verifier, whose steps are measured if the number adapts.
+        store: its keys and values, which hold nothing yet.
+    """
+    if isinstance(config.draft_tokens, int):
+        return FixedDrafts(config.draft_tokens)
+    looks_up = isinstance(drafter, LookupDrafter)
+    drafting = None
+    if isinstance(drafter, ModelDrafter):
+        drafting = _measured(drafter.model, drafter.store, config.max_sequences)
+    return AdaptiveDrafts(_MOST[looks_up], _measured(model, store, max(_ROWS)), drafting, drafter.unprepared)
+
+
+@torch.inference_mode()
+def _measured(model: Model, store: KeysValues, most: int) -> TimesByRows:
+    """Times of a model's steps, by rows; what they write into the cache's first block is of no use."""
+    times, begun = TimesByRows(), time.perf_counter()
+    for rows in _ROWS:
+        if rows > most or (rows > 2 and time.perf_counter() - begun > _MEASURING_SECONDS):
+            break
+        runs = [Run([0], 1, [0], store.block_size, 1)] * rows
+        took = []
+        for _ in range(3 if times.is_known else 5):  # the first ones are slow
+            started = time.perf_counter()
+            with on_device_of(model):
+                model(model.batch(runs, store.block_size), store).cpu()
+            took.append(time.perf_counter() - started)
+        times.measured(rows, sorted(took)[1])
+    return times
+
+
+def _check_vocabulary(path: Path, opened: Checkpoint, of_drafter: Checkpoint, verifier: Model, model: Model) -> None:
+    ours, other = (each.directory for each in (opened, of_drafter))
+    if ours.has_tokenizer and other.has_tokenizer:
+        if ours.tokenizer().get_vocab() != other.tokenizer().get_vocab():
+            raise RuntimeProblem(f"the drafter {path} has another tokenizer than the model; use one with the same")
+    elif verifier.spec.vocabulary != model.spec.vocabulary:
+        raise RuntimeProblem(
+            f"the drafter {path} has a vocabulary of {model.spec.vocabulary} tokens, and the model of"
+            f" {verifier.spec.vocabulary}; use one with the same tokenizer"
+        )
+
+
+@torch.inference_mode()
+def _distance(verifier: Model, drafter: Model) -> float | None:
+    """How far the drafter's keys and values are from the verifier's, in shares of their size; None if their shapes differ."""
+    a, b = verifier.spec, drafter.spec
+    if verifier.cached_heads != drafter.cached_heads or a.head_size != b.head_size:
+        return None
+    vocabulary = min(a.vocabulary, b.vocabulary)
+    tokens = torch.randint(vocabulary, (_PROBED,), generator=torch.Generator().manual_seed(0)).tolist()
+    run = Run(tokens, 0, list(range(_PROBED // _BLOCK)), _PROBED, 1)
+    found = []
+    for model in (verifier, drafter):
+        store = model.keys_values(_PROBED // _BLOCK, _BLOCK, model.dtype)
+        with on_device_of(model):
+            model(model.batch([run], _BLOCK), store)
+            blocks = torch.arange(_PROBED // _BLOCK)
+            found.append([store.read(layer, blocks, torch.float32) for layer in range(len(model.cached_heads))])
+    apart = [
+        float((x - y).norm() / x.norm())
+        for of_a, of_b in zip(*found, strict=True)
+        for x, y in zip(of_a, of_b, strict=True)
+    ]
+    return sum(apart) / len(apart)

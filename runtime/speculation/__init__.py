@@ -1,0 +1,1 @@
+"""Speculative decoding: a drafter proposes tokens, and the model verifies several in one step."""

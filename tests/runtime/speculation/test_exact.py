@@ -1,0 +1,245 @@
+"""With a drafter the engine's output is what it is without one, whatever is drafted and whatever is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.requests.constraint import Matcher
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from ...tiny import make_model, save_model
+
+PROMPTS = [
+    [1, 5, 9, 5, 9, 5, 9],
+    [3, 4, 3, 4, 7, 7, 7, 2, 3, 4],
+    [11],
+    [8, 1, 2, 8, 1, 2, 8, 1],
+    list(range(40, 5, -1)),
+]
+GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+ENGINE: dict[str, Any] = {"quiet": True, "max_length": 96, "kv_cache_bytes": 1 << 22}
+
+
+def perturbed(model: Any, share: float) -> Any:
+    """A model with noise in all its weights."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(share * parameter.std(unbiased=False) * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def drafters(tiny: Callable[..., Path], tmp_path: Path) -> dict[str, str]:
+    """A drafter that is nearly always right, one that is right now and then, one of other shapes, and lookup."""
+    model = tiny("llama")
+    near = perturbed(AutoModelForCausalLM.from_pretrained(model), 0.02)
+    narrow = make_model("llama", torch.float32, num_hidden_layers=1)
+    return {
+        "itself": str(model),
+        "near": str(save_model(near, tmp_path / "near")),
+        "shallow": str(save_model(narrow, tmp_path / "shallow")),
+        "lookup": "lookup",
+    }
+
+
+def tokens(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> list[list[list[int]]]:
+    """Of all completions of all prompts."""
+    return [[each.tokens for each in output.completions] for output in engine.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup"])
+@pytest.mark.parametrize("draft_tokens", [1, 4, "auto"])
+def test_greedy_tokens_are_transformers_own(drafters: dict[str, str], drafter: str, draft_tokens: int | str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(drafters["itself"])
+    engine = Engine(drafters["itself"], drafter=drafters[drafter], draft_tokens=draft_tokens, **ENGINE)
+    outputs = engine.generate(PROMPTS, GREEDY)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        inputs = torch.tensor([prompt])
+        expected = model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=None,
+            repetition_penalty=1.0,
+        )
+        assert output.completions[0].tokens == expected[0, len(prompt) :].tolist()
+    if drafter == "itself" and draft_tokens != "auto":
+        assert all(output.accepted_tokens == output.draft_tokens > 0 for output in outputs)
+
+
+CASES: dict[str, SamplingParams] = {
+    "greedy": GREEDY,
+    "sampled": SamplingParams(max_tokens=24, seed=7, ignore_eos=True),
+    "narrowed": SamplingParams(max_tokens=24, seed=7, temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),
+    "penalties": SamplingParams(
+        max_tokens=24, seed=3, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3, ignore_eos=True
+    ),
+    "greedy with penalties": SamplingParams(max_tokens=24, temperature=0, repetition_penalty=1.5, logit_bias={3: 2.0}),
+    "min_tokens": SamplingParams(max_tokens=24, seed=1, min_tokens=10),
+    "stop token": SamplingParams(max_tokens=24, temperature=0, stop_token_ids=tuple(range(0, 60, 2))),
+    "several": SamplingParams(max_tokens=12, seed=2, n=3),
+    "beams": SamplingParams(max_tokens=8, beam_width=3, n=2),
+    "log probabilities": SamplingParams(max_tokens=12, temperature=0, logprobs=3, prompt_logprobs=2, ignore_eos=True),
+}
+
+
+@pytest.mark.parametrize("drafter", ["near", "shallow", "lookup"])
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: str, case: str) -> None:
+    alone = Engine(drafters["itself"], **ENGINE).generate(PROMPTS, CASES[case])
+    drafted = Engine(drafters["itself"], drafter=drafters[drafter], draft_tokens=3, **ENGINE).generate(
+        PROMPTS, CASES[case]
+    )
+    for a, b in zip(alone, drafted, strict=True):
+        assert [each.tokens for each in a.completions] == [each.tokens for each in b.completions]
+        for x, y in zip(a.completions, b.completions, strict=True):
+            assert y.finish_reason == x.finish_reason
+            assert y.total_logprob == pytest.approx(x.total_logprob, abs=1e-3)
+            for given, expected in zip(y.logprobs or [], x.logprobs or [], strict=True):
+                assert given == pytest.approx(expected, abs=1e-4)
+        assert (a.prompt_logprobs is None) == (b.prompt_logprobs is None)
+    if case == "beams":
+        assert all(output.draft_tokens == 0 for output in drafted)
+    elif drafter == "near":
+        assert sum(output.draft_tokens for output in drafted) > 0
+
+
+@pytest.mark.parametrize("drafter", ["near", "shallow", "lookup"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token_budget": 5},
+        {"kv_cache_bytes": None, "max_sequences": 2},
+        {"block_size": 4, "blocks": 24, "admission": "immediate"},
+        {"block_size": 4, "blocks": 24, "admission": "immediate", "host_cache_bytes": 1 << 20, "swap": "swap"},
+        {"policy": "mlfq", "max_sequences": 2},
+        {"policy": "prefill_first"},
+        {"policy": "sarathi", "token_budget": 7},
+        {"kv_dtype": "int8"},
+        {"share_prefixes": False},
+    ],
+    ids=lambda options: " ".join(f"{key}={value}" for key, value in options.items()),
+)
+def test_whatever_the_cache_and_the_scheduler_do(
+    drafters: dict[str, str], drafter: str, options: dict[str, Any]
+) -> None:
+    given = {**ENGINE, **options}
+    blocks = given.pop("blocks", None)
+
+    def engine(**more: Any) -> Engine:
+        if blocks is None:
+            return Engine(drafters["itself"], **given, **more)
+        probe = Engine(drafters["itself"], **given, **more).reservation
+        return Engine(drafters["itself"], **(given | {"kv_cache_bytes": probe.cache // probe.blocks * blocks}), **more)
+
+    alone, drafted = engine(), engine(drafter=drafters[drafter], draft_tokens=5)
+    long = SamplingParams(max_tokens=40, seed=4, temperature=0.5, ignore_eos=True)
+    for _ in range(2):  # the second time with prefixes that are cached
+        assert tokens(drafted, long) == tokens(alone, long)
+    if blocks:
+        assert drafted.scheduler.preemptions > 0
+    for each in (alone, drafted):
+        each.cache.check([])
+
+
+class _Alternating:
+    """Odd and even tokens in turn, a fixed number of them."""
+
+    def __init__(self, left: int = 9, odd: bool = True) -> None:
+        self.left, self.odd = left, odd
+
+    def start(self) -> Matcher:
+        return _Alternating()
+
+    def copy(self) -> Matcher:
+        return _Alternating(self.left, self.odd)
+
+    def forbid(self, row: Tensor) -> None:
+        row[1 - self.odd :: 2] = float("-inf")
+
+    def accept(self, token: int) -> None:
+        assert token % 2 == self.odd
+        self.left, self.odd = self.left - 1, not self.odd
+
+    @property
+    def is_complete(self) -> bool:
+        return self.left <= 0
+
+    @property
+    def failure(self) -> str | None:
+        return None
+
+
+@pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup"])
+def test_constraints_are_followed(drafters: dict[str, str], drafter: str) -> None:
+    params = SamplingParams(max_tokens=24, seed=5, constraint=_Alternating())
+    alone = tokens(Engine(drafters["itself"], **ENGINE), params)
+    engine = Engine(drafters["itself"], drafter=drafters[drafter], draft_tokens=4, **ENGINE)
+    assert tokens(engine, params) == alone
+    assert all(len(each) == 9 for (each,) in alone)
+    if drafter == "itself":
+        assert engine.drafting is not None
+        assert engine.drafting.total.acceptance == 1
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 1.5, "top_p": 0.8}, {"presence_penalty": 1.0, "top_k": 12}], ids=str
+)
+def test_sampled_tokens_follow_the_models_distribution(
+    tiny: Callable[..., Path], tmp_path: Path, params: dict[str, Any]
+) -> None:
+    """Pairs of tokens that were verified, beside probabilities from transformers' logits, by a chi-squared test."""
+    size, prompt, draws = 24, [3, 7, 5], 3000
+    path = tiny("llama", vocab_size=size, bos_token_id=1, eos_token_id=2)
+    other = make_model("llama", torch.float32, vocab_size=size, bos_token_id=1, eos_token_id=2)
+    drafter = str(save_model(perturbed(other, 0.5), tmp_path / "other"))
+    engine = Engine(path, drafter=drafter, draft_tokens=2, quiet=True, max_length=16, max_sequences=64)
+    sampling = [SamplingParams(max_tokens=3, ignore_eos=True, seed=seed, **params) for seed in range(draws)]
+    outputs = engine.generate([prompt] * draws, sampling)
+    assert engine.drafting is not None
+    assert 0 < (engine.drafting.total.acceptance or 0) < 1
+    seen = Counter(tuple(output.completions[0].tokens[1:]) for output in outputs)
+
+    model = AutoModelForCausalLM.from_pretrained(path)
+
+    def shares(generated: list[list[int]]) -> Tensor:
+        """Of the tokens after each of these."""
+        with torch.no_grad():
+            rows = model(torch.tensor([prompt + each for each in generated])).logits[:, -1].double()
+        for row, each in zip(rows, generated, strict=True):
+            row[sorted(set(each))] -= params.get("presence_penalty", 0.0)
+        rows /= params.get("temperature", 1.0)
+        if "top_k" in params:
+            rows[rows < rows.topk(params["top_k"]).values[:, -1:]] = -math.inf
+        if "top_p" in params:
+            ordered = rows.softmax(-1).sort(descending=True)
+            gone = ordered.values.cumsum(-1) - ordered.values >= params["top_p"]
+            rows[torch.zeros_like(gone).scatter(1, ordered.indices, gone)] = -math.inf
+        return rows.softmax(-1)
+
+    tokens = range(size)
+    second = shares([[a] for a in tokens])
+    third = shares([[a, b] for a in tokens for b in tokens]).view(size, size, size)
+    pairs = torch.einsum("a,ab,abc->bc", shares([[]])[0], second, third)
+    expected = {(b, c): float(pairs[b, c]) for b in tokens for c in tokens if pairs[b, c] > 0}
+    assert set(seen) <= set(expected)
+    often = {pair: share for pair, share in expected.items() if share * draws >= 5}
+    cells = [(seen[pair], share * draws) for pair, share in often.items()]
+    rest = (1 - sum(often.values())) * draws
+    if rest >= 5:
+        cells.append((draws - sum(seen[pair] for pair in often), rest))
+    statistic = sum((count - mean) ** 2 / mean for count, mean in cells)
+    # Wilson and Hilferty's normal approximation; one of ten thousand exact samplers exceeds 3.7.
+    degrees = len(cells) - 1
+    score = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
+    assert score < 3.7
