@@ -52,13 +52,14 @@ class Chat:
         begun = time.perf_counter()
         first = None
         name = self._engine.add_request(prompt, replace(self._params, n=1))
-        said, count = "", 0
+        said, count, drafted, accepted = "", 0, 0, 0
         try:
             while self._engine.has_work:
                 for output in self._engine.step():
                     completion = output.completions[0]
                     first = first or time.perf_counter()
                     text, count = completion.text or "", len(completion.tokens)
+                    drafted, accepted = output.draft_tokens, output.accepted_tokens
                     write(text[len(said) :])
                     said = text
         except KeyboardInterrupt:
@@ -69,7 +70,8 @@ class Chat:
         if first is None:
             return "interrupted before the first token"
         rate = f", then {(count - 1) / (ended - first):.1f} tokens/s" if count > 1 else ""
-        return f"{len(prompt)} prompt tokens, first token after {first - begun:.2f} s{rate}"
+        drafts = f", {accepted} of {drafted} draft tokens accepted" if drafted else ""
+        return f"{len(prompt)} prompt tokens, first token after {first - begun:.2f} s{rate}{drafts}"
 
     def _prompt(self, message: str) -> list[int]:
         tokenizer = self._engine.tokenizer

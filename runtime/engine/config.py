@@ -172,6 +172,8 @@ class EngineConfig:
             )
 
     def _check_drafter(self) -> None:
+        if isinstance(self.draft_tokens, str) and self.draft_tokens.isdecimal():
+            object.__setattr__(self, "draft_tokens", int(self.draft_tokens))
         if self.draft_tokens != "auto" and not (
             isinstance(self.draft_tokens, int) and 1 <= self.draft_tokens <= MOST_DRAFTS
         ):

@@ -17,6 +17,7 @@ from ...system.progress import Log
 from ..engine.engine import Engine
 from ..requests.params import SamplingParams
 from ..requests.trace import Arrival
+from ..speculation.counts import DraftCounts
 from ..weights.offload import StreamCounts, hiding_sequences
 from .load_result import LoadResult, RequestTimes, table_of_loads
 from .workload import random_prompt
@@ -52,6 +53,7 @@ class BenchResult:
         prefill_of_peak: prefill's share of the machine's matrix product rate; integer kernels may exceed it.
         decode_of_peak: decode's share of its memory bandwidth, counting each weight once per token.
         peak_memory: this process's peak memory in bytes: resident, or on its GPU.
+        drafts: what became of drafts, by load; empty without a drafter.
     """
 
     machine: MachineSpeed
@@ -63,6 +65,7 @@ class BenchResult:
     peak_memory: int | None = None
     kernels: dict[str, str] = field(default_factory=dict)
     offload: str | None = None
+    drafts: dict[str, DraftCounts] = field(default_factory=dict)
 
     def as_data(self) -> dict[str, Any]:
         """As plain data for JSON."""
@@ -122,12 +125,17 @@ def measure(
     for concurrency in concurrencies:
         log(f"{concurrency} at once")
         arrivals = [Arrival(0, prompt, output)] * max(requests, concurrency)
-        before = _stream_counts(engine)
+        before, drafts = _stream_counts(engine), _draft_counts(engine)
         found.loads.append(run_load(engine, f"{concurrency} at once", arrivals, concurrency, seed=1000 * concurrency))
         streamed.append((concurrency, _stream_counts(engine).since(before)))
+        if engine.drafting is not None:
+            found.drafts[found.loads[-1].name] = _draft_counts(engine).since(drafts)
     if trace:
         log("the trace")
+        drafts = _draft_counts(engine)
         found.loads.append(run_load(engine, "trace", trace, None, seed=7))
+        if engine.drafting is not None:
+            found.drafts["trace"] = _draft_counts(engine).since(drafts)
     found.peak_memory = peak_memory(engine.model.device)
     found.offload = engine.offload_sentence()
     advice = hiding_sequences(sorted(streamed, key=lambda each: each[0]))
@@ -140,6 +148,10 @@ def _stream_counts(engine: Engine) -> StreamCounts:
     """A copy of what bringing offloaded weights has taken so far."""
     stream = engine.model.stream
     return StreamCounts() if stream is None else replace(stream.counts)
+
+
+def _draft_counts(engine: Engine) -> DraftCounts:
+    return DraftCounts() if engine.drafting is None else engine.drafting.total.copy()
 
 
 def run_load(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int | None, seed: int) -> LoadResult:
@@ -169,7 +181,9 @@ def run_load(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int 
             time.sleep(max(0.0, begun + waiting[-1].at - time.perf_counter()))
             continue
         for output in engine.step():
-            tokens[output.id].append(time.perf_counter())
+            times = tokens[output.id]
+            # Of drafts several may come at once.
+            times.extend([time.perf_counter()] * (len(output.completions[0].tokens) - len(times)))
     seconds = time.perf_counter() - begun
     requests = [
         RequestTimes(came[key], arrival.prompt, tokens[key]) for key, arrival in zip(came, arrivals, strict=True)
@@ -243,4 +257,6 @@ def table(found: BenchResult) -> str:
         lines.append(f"memory    {found.peak_memory / 1e6:.0f} MB at the peak")
     if found.loads:
         lines += ["", *table_of_loads(found.loads)]
+    if found.drafts:
+        lines += ["", *(f"{name:<14}{counts.sentence()}" for name, counts in found.drafts.items())]
     return "\n".join(lines)

@@ -45,6 +45,16 @@ class DraftCounts:
         """The share of the first, second, … draft tokens that were accepted."""
         return [accepted / drafted for accepted, drafted in zip(self.accepted, self.drafted, strict=True)]
 
+    def sentence(self) -> str:
+        """For people."""
+        if self.tokens_per_verification is None:
+            return "nothing was drafted"
+        shares = ", ".join(f"{share:.0%}" for share in self.by_position()[:8])
+        return (
+            f"drafts: {self.tokens_per_verification:.2f} tokens for each that was verified; accepted {self.acceptance:.0%}"
+            f" of {sum(self.drafted)} tokens, by position {shares}"
+        )
+
     def since(self, before: DraftCounts) -> DraftCounts:
         """Those that were added to ``before``, an earlier state."""
 

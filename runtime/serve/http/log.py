@@ -87,6 +87,8 @@ def _numbers(outputs: list[RequestOutput]) -> dict[str, Any]:
     return {
         "prompt_tokens": sum(len(output.prompt_tokens) for output in outputs),
         "cached_tokens": sum(output.cached_tokens for output in outputs),
+        "draft_tokens": sum(output.draft_tokens for output in outputs),
+        "accepted_tokens": sum(output.accepted_tokens for output in outputs),
         "completion_tokens": sum(len(completion.tokens) for completion in completions),
         "finish_reasons": sorted({completion.finish_reason or "abort" for completion in completions}),
     }

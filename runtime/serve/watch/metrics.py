@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from ...requests.output import RequestOutput
 from ...requests.params import SamplingParams
+from ...speculation.counts import DraftCounts
 from ..http.errors import ApiError
 from ..model.observer import Watch
 from ..model.served_model import ServedModel
@@ -98,6 +99,12 @@ class ModelMetrics:
         return [_Watched(self, len(prompt), params).output for prompt in prompts]
 
     @property
+    def drafts(self) -> DraftCounts:
+        """What became of drafts."""
+        drafting = self.engine.drafting
+        return DraftCounts() if drafting is None else drafting.total
+
+    @property
     def waiting(self) -> int:
         """Sequences that do not run yet."""
         return len(self.engine.scheduler.waiting) + self.engine.loop.arriving
@@ -176,9 +183,17 @@ _COUNTERS: dict[str, tuple[str, _Read]] = {
     "generation_tokens": ("Tokens of outputs.", lambda m: m.generation_tokens),
     "prefix_cache_queries": ("Tokens of prompts that were looked up in the prefix cache.", lambda m: m.prefix_queries),
     "prefix_cache_hits": ("Those that were found there.", lambda m: m.prefix_hits),
+    "spec_decode_num_drafts": ("Drafts that were verified.", lambda m: m.drafts.verified),
+    "spec_decode_num_draft_tokens": ("Their tokens.", lambda m: sum(m.drafts.drafted)),
+    "spec_decode_num_accepted_tokens": ("Those that became part of outputs.", lambda m: sum(m.drafts.accepted)),
 }
 _LABELLED_COUNTERS: dict[str, tuple[str, str, Callable[[ModelMetrics], dict[str, int]]]] = {
     "request_success": ("Requests that ended, by why they did.", "finished_reason", lambda m: m.finished),
+    "spec_decode_num_accepted_tokens_per_pos": (
+        "Accepted draft tokens, by their position in the draft.",
+        "position",
+        lambda m: {str(i): count for i, count in enumerate(list(m.drafts.accepted))},
+    ),
     "admission_rejections": ("Requests that were refused, by why they were.", "reason", lambda m: m.refused),
 }
 _LABEL = "model_name"
