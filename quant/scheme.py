@@ -12,11 +12,11 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 
 from .cache_types import BY_NAME
-from .scheme_names import SCHEMES, check
+from .scheme_names import SCHEMES, STORED_AS, check
 
 # transformers fuses experts as it loads them and restores only these (tested with 5.23); those with zero-points with
 # Smelt's plug-in.
-LOADABLE_EXPERTS = ("W4A16", "W4A16_ASYM", "W8A16", "W3A16", "W2A16", "MXFP4A16", "FP8_DYNAMIC")
+LOADABLE_EXPERTS = ("W4A16", "W4A16_ASYM", "W8A16", "W4IN8", "W3A16", "W2A16", "MXFP4A16", "FP8_DYNAMIC")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def resolve(name: str, group_size: int | None = None, inputs: str | None = None)
         ValueError: the name is not supported, or the scheme has no such choice.
     """
     check(name, group_size, inputs)
-    preset = preset_name_to_scheme(name.upper(), ["Linear"])
+    preset = preset_name_to_scheme(STORED_AS.get(name.upper(), name.upper()), ["Linear"])
     args, activations = preset.weights, preset.input_activations
     assert args is not None
     if args.strategy == "tensor":

@@ -23,6 +23,7 @@ SCHEMES: dict[str, SchemeFields] = {
     "W4A16": SchemeFields(group=128),
     "W4A16_ASYM": SchemeFields(group=128),
     "W8A16": SchemeFields(group=128),
+    "W4IN8": SchemeFields(group=128),
     "W8A8": SchemeFields(inputs="int"),
     "FP8_DYNAMIC": SchemeFields(inputs="float"),
     "FP8_BLOCK": SchemeFields(),
@@ -38,6 +39,10 @@ SCHEMES: dict[str, SchemeFields] = {
     "MXFP4": SchemeFields(),
 }
 SUPPORTED = tuple(SCHEMES)
+# To compressed-tensors a scheme of another name; W4in8 is 8 bits whose upper four are a model, too.
+STORED_AS = {"W4IN8": "W8A16"}
+# The rounding that makes a scheme what its name says, where a recipe names none.
+OWN_ROUNDING = {"W4IN8": "nested"}
 # compressed-tensors' other presets.
 UNWRITTEN = (
     "INT8",

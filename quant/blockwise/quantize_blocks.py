@@ -218,6 +218,8 @@ class BlockQuantizer(BlockJob):
         schemes = {local: self._chosen[name].scheme for name, local in names.items()}
         self._transforms.apply(this.passes, links, this.weights, schemes, self._model.dtype)
         this.stored.update(changed_beside(self._model, this.index, this.weights, schemes.keys()))
+        # What the block computes from now on is what it would compute if it was restored.
+        self._install_beside(this.passes.block, this.index, this.stored)
 
     def _round(self, this: _Block) -> None:
         """Round all chosen linears of a block; it computes with the result from then on."""
@@ -403,13 +405,17 @@ class BlockQuantizer(BlockJob):
 
     def _install(self, block: nn.Module, index: int, stored: dict[str, Tensor], held: ExitStack) -> None:
         """Load everything that its part holds into a block."""
+        self._install_beside(block, index, stored)
+        for name, local in self._model.anatomy.blocks[index].local_names(self._chosen).items():
+            self._use(block.get_submodule(local), self._model.linears[name], stored, held)
+
+    def _install_beside(self, block: nn.Module, index: int, stored: dict[str, Tensor]) -> None:
+        """Load what its part holds besides the linears that are rounded."""
         prefix = f"{self._model.anatomy.blocks[index].name}."
         for name, parameter in block.named_parameters():
             key = self._model.names[prefix + name]
             if key in stored and prefix + name.removesuffix(".weight") not in self._chosen:
                 parameter.data = stored[key].to(parameter.dtype)
-        for name, local in self._model.anatomy.blocks[index].local_names(self._chosen).items():
-            self._use(block.get_submodule(local), self._model.linears[name], stored, held)
 
     def _use_all(self, this: _Block, groups: Iterable[SharedInput]) -> None:
         for group in groups:

@@ -8,6 +8,7 @@ from .options.base import RoundingOptions
 from .options.gptq import GptqOptions
 from .options.hqq import HqqOptions
 from .options.nearest import NearestOptions
+from .options.nested import NestedOptions
 from .options.signround import SignroundOptions
 
 _nearest = later(__name__, "nearest")
@@ -15,6 +16,7 @@ _nearest = later(__name__, "nearest")
 METHODS: dict[str, Method] = {
     "nearest": Method(_nearest, NearestOptions, by_row=True),
     "gptq": Method(later(__name__, "gptq"), GptqOptions, needs_hessian=True),
+    "nested": Method(later(__name__, "nested"), NestedOptions, needs_hessian=True),
     "hqq": Method(later(__name__, "hqq"), HqqOptions),
     "signround": Method(_nearest, SignroundOptions, block=later(__name__, "signround")),
 }

@@ -14,7 +14,7 @@ from ..fusions import Fusions
 from ..scheduling.policies.table import POLICIES
 from ..scheduling.swapping import SWAP_MODES, SwapMode
 
-LOOKUP = "lookup"
+LOOKUP, NESTED = "lookup", "nested"
 MOST_DRAFTS = 64
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
@@ -64,8 +64,8 @@ class EngineConfig:
             the one before computes; on a CPU. ``cpu``: a GPU's weights are in the host's memory, and copied likewise. None: neither.
         offload_directory: where that file is; the system's directory for temporary files by default.
         drafter: speculative decoding: what proposes tokens, which the model then verifies several at a time; its output stays its own.
-            ``lookup`` (what followed earlier occurrences of the last tokens) or a checkpoint's directory: a compressed form of
-            the model, or any cheaper one with its tokenizer. None: none.
+            ``lookup`` (what followed earlier occurrences of the last tokens), ``nested`` (the upper four of a checkpoint's 8 bits, best
+            of scheme W4in8) or a checkpoint's directory: a compressed form of the model, or any cheaper one with its tokenizer. None: none.
         draft_tokens: how many tokens it proposes: ``auto`` (what is expected to be the fastest, from acceptance, load and measured times; none
             where none is) or a number.
         compile: use torch.compile for the layers instead of Smelt's kernels; it takes a minute at the first
@@ -183,6 +183,11 @@ class EngineConfig:
         if self.drafter not in (None, LOOKUP) and self.ranks > 1:
             raise RuntimeProblem(
                 f"drafter is {self.drafter}, and {self.division}; on several processes only lookup drafts, set drafter to lookup"
+            )
+
+        if self.drafter == NESTED and (self.reproducible or self.compile or self.offload or self.device != "cpu"):
+            raise RuntimeProblem(
+                "drafter is nested, which is for a CPU, without reproducible, compile and offload; leave these out, or use another drafter"
             )
 
     @property

@@ -14,6 +14,7 @@ from ...system.progress import Log
 from ..decoder.batch import Run
 from ..decoder.kv_cache import KeysValues
 from ..decoder.model import Model
+from ..native.nested import NestedOperators, UpperOperators
 from ..speculation.caches import DraftCache, OwnCache, SharedCache
 from ..speculation.drafter import Drafter
 from ..speculation.length import AdaptiveDrafts, FixedDrafts
@@ -21,7 +22,7 @@ from ..speculation.lookup import LookupDrafter
 from ..speculation.model_drafter import ModelDrafter
 from ..speculation.times_by_rows import TimesByRows
 from ..weights.checkpoint import Checkpoint
-from .config import LOOKUP, EngineConfig
+from .config import LOOKUP, NESTED, EngineConfig
 from .loading import load_model, on_device_of
 
 # How many tokens are drafted at most if the number adapts.
@@ -62,9 +63,14 @@ class DraftModel:
         """
         if config.drafter in (None, LOOKUP):
             return None
+        if config.drafter == NESTED:
+            return cls.nested(opened, verifier, log=log)
+        assert config.drafter is not None
         path = Path(config.drafter)
         if not path.is_dir():
-            raise RuntimeProblem(f"drafter is {config.drafter}; it must be {LOOKUP} or a checkpoint's directory")
+            raise RuntimeProblem(
+                f"drafter is {config.drafter}; it must be {LOOKUP}, {NESTED} or a checkpoint's directory"
+            )
         alone = replace(
             config,
             dtype=str(verifier.dtype).removeprefix("torch."),
@@ -74,7 +80,7 @@ class DraftModel:
             offload_directory=None,
             reproducible=False,
         )
-        of_drafter, model = load_model(path, alone, log=log)
+        of_drafter, model = load_model(path, alone, log=log, drafts=True)
         _check_vocabulary(path, opened, of_drafter, verifier, model)
         model.share_tables(verifier)
         distance = _distance(verifier, model)
@@ -86,10 +92,29 @@ class DraftModel:
             log(f"the drafter's keys and values {why} the model's: it has a cache of its own")
         return cls(model, shares)
 
+    @classmethod
+    def nested(cls, opened: Checkpoint, verifier: Model, *, log: Log) -> Self:
+        """The upper planes of the verifier's own weights.
+
+        Raises:
+            RuntimeProblem: it has none.
+        """
+        operators = verifier.operators
+        assert isinstance(operators, NestedOperators)
+        if not operators.nests:
+            raise RuntimeProblem(
+                "drafter is nested, but the checkpoint has no weights of 8 bits without zero-points; quantize it with scheme W4in8, or use"
+                " another drafter"
+            )
+        model = Model(opened, operators.upper())
+        model.share_tables(verifier)
+        log("the upper four of 8 bits draft")
+        return cls(model, shares=True)
+
     @property
     def nbytes(self) -> int:
         """Bytes of its weights, besides those that it shares with the verifier."""
-        return self.model.own_bytes()
+        return 0 if isinstance(self.model.operators, UpperOperators) else self.model.own_bytes()
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes that it adds to a cache block."""

@@ -22,19 +22,25 @@ from ..decoder.model import Head, Model
 from ..decoder.operators import Operators
 from ..kernels.base.launch import overlapping
 from ..native.library import kernels
+from ..native.nested import NestedOperators
 from ..native.operators import NativeOperators
 from ..parallel.stages import OnlyHead, RankPlace
 from ..weights.checkpoint import Checkpoint
 from ..weights.host_stream import HostLayers
 from ..weights.layer_stream import DiskLayers
-from .config import DTYPE_NAMES, EngineConfig
+from .config import DTYPE_NAMES, NESTED, EngineConfig
 
 T = TypeVar("T")
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
 def load_model(
-    checkpoint: str | Path, config: EngineConfig | None = None, *, log: Log, place: RankPlace | None = None
+    checkpoint: str | Path,
+    config: EngineConfig | None = None,
+    *,
+    log: Log,
+    place: RankPlace | None = None,
+    drafts: bool = False,
 ) -> tuple[Checkpoint, Model]:
     """Load a checkpoint for the fastest operators on this machine.
 
@@ -43,6 +49,7 @@ def load_model(
         config: operators, dtype and device; the defaults if None.
         log: gets messages for the user.
         place: of this process among others that load a share each; None for one process.
+        drafts: whether it drafts, so that speed counts more than the last bit.
 
     Returns:
         The checkpoint, for its config and tokenizer; and the model.
@@ -68,7 +75,7 @@ def load_model(
         offload = HostLayers(where)
     return opened, Model(
         opened,
-        _operators(computing, where, config, log),
+        _operators(computing, where, config, log, drafts=drafts),
         ranks=place.ranks,
         stages=place.stages,
         context=place.context,
@@ -156,7 +163,9 @@ def _reproducible(dtype: torch.dtype, device: torch.device, config: EngineConfig
     return ReproducibleOperators(compiled, config.exact_inputs)
 
 
-def _operators(dtype: torch.dtype, device: torch.device, config: EngineConfig, log: Log) -> Operators:
+def _operators(
+    dtype: torch.dtype, device: torch.device, config: EngineConfig, log: Log, *, drafts: bool = False
+) -> Operators:
     if device.type != "cpu":
         from ..gpu import GpuOperators
 
@@ -166,4 +175,13 @@ def _operators(dtype: torch.dtype, device: torch.device, config: EngineConfig, l
             log(f"{error}; using torch's operators instead")
             return Operators(dtype, device)
     compiled = kernels(log) if config.native and dtype == torch.bfloat16 else None
-    return Operators(dtype) if compiled is None else NativeOperators(compiled, config.exact_inputs)
+    if config.drafter == NESTED:
+        if compiled is None:
+            raise RuntimeProblem(
+                "drafter is nested, which needs Smelt's compiled CPU kernels, in bfloat16 on a processor with AVX-512 VNNI; set dtype"
+                " bfloat16 on such a processor, with native on, or use another drafter"
+            )
+        return NestedOperators(compiled, config.exact_inputs)
+    if compiled is None:
+        return Operators(dtype)
+    return NativeOperators(compiled, config.exact_inputs, few_exact=not drafts)

@@ -26,11 +26,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
     pybind11::class_<smelt::Codes>(module, "Codes")
         .def(pybind11::init([](Address codes, Address scales, Address zeros, Address bias, int64_t outputs, int64_t columns,
-                               int64_t group, int bits, bool wide_scales, float input_scale) {
-                 return smelt::Codes{at<uint8_t>(codes), at<void>(scales), at<uint8_t>(zeros), at<bf16>(bias), outputs,
-                                     columns,            group,            bits,               wide_scales,        input_scale};
+                               int64_t group, int bits, bool wide_scales, float input_scale,
+                               Address lower, bool upper) {
+                 return smelt::Codes{at<uint8_t>(codes), at<uint8_t>(lower), at<void>(scales), at<uint8_t>(zeros), at<bf16>(bias), outputs,
+                                     columns,            group,            bits,               upper,       wide_scales,        input_scale};
              }),
-             "codes"_a, "scales"_a, "zeros"_a, "bias"_a, "outputs"_a, "columns"_a, "group"_a, "bits"_a, "wide_scales"_a, "input_scale"_a = 0.0f);
+             "codes"_a, "scales"_a, "zeros"_a, "bias"_a, "outputs"_a, "columns"_a, "group"_a, "bits"_a, "wide_scales"_a,
+             "input_scale"_a = 0.0f, "lower"_a = 0, "upper"_a = false);
     pybind11::class_<smelt::Norm>(module, "Norm")
         .def(pybind11::init([](Address weight, int64_t size, float eps, bool rounds_first) {
                  return smelt::Norm{at<float>(weight), size, eps, rounds_first};

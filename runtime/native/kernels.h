@@ -15,12 +15,14 @@ struct Float8 {  // e4m3
 
 // A quantized weight, packed as linear_codes.cpp describes.
 struct Codes {
-    const uint8_t* codes;
+    const uint8_t* codes;  // of 8 bits with `lower`: their upper four
+    const uint8_t* lower;  // the lower four bits of codes of 8; null: they are not apart
     const void* scales;
     const uint8_t* zeros;  // null: half of the codes' range
     const bf16* bias;      // null: none
     int64_t outputs, columns, group;
     int bits;
+    bool upper;         // of 4 bits: they are the upper half of 8, and stand for the middle of what these may be
     bool wide_scales;   // float32 instead of bfloat16
     float input_scale;  // of all inputs that are rounded; 0: computed from each group of them
 };

@@ -109,7 +109,7 @@ void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* 
 
 }  // namespace
 
-bool tiles_take(const Codes&, int64_t group) { return step_of(group) > 0; }
+bool tiles_take(const Codes& weight, int64_t group) { return step_of(group) > 0 && !weight.lower && !weight.upper; }
 
 bool use_tiles() {
 #ifdef __AMX_INT8__

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
 from types import ModuleType
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -32,19 +34,33 @@ class CodesLinear:
     Few rows are multiplied unrounded. More are rounded to int8 first, with a scale for each group of
     inputs, unless ``exact``; then more rows than :data:`_EXACT_ROWS` are slow. Without ``few_exact`` the inputs of few
     rows are rounded, too. In either case a row's results do not depend on the other rows.
+
+    With ``planes``, codes of 8 bits stand in two planes of 4 bits, of which :meth:`upper` reads one.
     """
 
     waits = False
 
     def __init__(
-        self, kernels: ModuleType, matrix: Matrix, bias: Tensor | None, exact: bool, *, few_exact: bool = True
+        self,
+        kernels: ModuleType,
+        matrix: Matrix,
+        bias: Tensor | None,
+        exact: bool,
+        *,
+        few_exact: bool = True,
+        planes: bool = False,
     ) -> None:
         assert matrix.scale is not None
         self._kernels = kernels
         self._rows, self.columns = matrix.shape
         self._bits = _kept_bits(matrix)
         self._wide = matrix.scale.dtype != torch.bfloat16
-        self._codes = in_large_pages(packed_codes(matrix.values, self._bits))
+        self._lower: Tensor | None = None
+        if planes:
+            self._codes = in_large_pages(packed_codes(matrix.values >> 4, 4))
+            self._lower = in_large_pages(packed_codes((matrix.values & 15) - 8, 4))
+        else:
+            self._codes = in_large_pages(packed_codes(matrix.values, self._bits))
         self._scale = _tiled(matrix.scale.float() if self._wide else matrix.scale)
         half = 1 << (self._bits - 1)
         self._zero = None if matrix.zero is None else _tiled((matrix.zero.int() + half).to(torch.uint8))
@@ -60,22 +76,47 @@ class CodesLinear:
         else:
             self._group = next(size for size in _TOGETHER if matrix.group % size == 0)
             self._exact = 1 << 62 if exact else _EXACT_ROWS[self._bits] if few_exact else 0
-        codes = kernels.Codes(
+        self._input_scale = fixed
+        self._weight_group = matrix.group
+        self.handle = self._handle()
+        self.numel = matrix.values.numel()
+        parts = (self._codes, self._lower, self._scale, self._zero)
+        self.nbytes = sum(part.nbytes for part in parts if part is not None)
+        self._explanation = self._explained(matrix)
+
+    def _handle(self, *, upper: bool = False) -> object:
+        codes = self._kernels.Codes(
             codes=self._codes.data_ptr(),
             scales=self._scale.data_ptr(),
             zeros=_address(self._zero),
             bias=_address(self._bias),
             outputs=self._rows,
             columns=self.columns,
-            group=matrix.group,
+            group=self._weight_group,
             bits=self._bits,
             wide_scales=self._wide,
-            input_scale=fixed,
+            input_scale=self._input_scale,
+            lower=_address(self._lower),
+            upper=upper,
         )
-        self.handle = kernels.Linear.of_codes(codes, self._group, self._exact)
-        self.numel = matrix.values.numel()
-        self.nbytes = sum(part.nbytes for part in (self._codes, self._scale, self._zero) if part is not None)
-        self._explanation = self._explained(matrix)
+        return self._kernels.Linear.of_codes(codes, self._group, self._exact)
+
+    def upper(self) -> Self | None:
+        """The linear of the upper four of 8 bits, in the same memory; None if they are not a plane of their own."""
+        if self._lower is None:
+            return None
+        found = copy(self)
+        found._lower, found._bits, found._exact = None, 4, 0
+        found.handle = found._handle(upper=True)
+        found.nbytes = self.nbytes - self._lower.nbytes
+        found._explanation = "Smelt's kernel, the upper 4 of 8 bits"
+        return found
+
+    @staticmethod
+    def nests(matrix: Matrix) -> bool:
+        """Whether the upper four bits of a weight's codes could be read alone."""
+        whole = matrix.bits == 8 and matrix.zero is None and matrix.inputs is None
+        return whole and CodesLinear.takes(matrix) and matrix.group % 8 == 0
 
     @staticmethod
     def takes(matrix: Matrix) -> bool:

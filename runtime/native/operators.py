@@ -27,18 +27,19 @@ class NativeOperators(Operators):
     Args:
         kernels: the compiled module.
         exact: whether weight-only formats keep their inputs in bfloat16 for any number of rows.
+        few_exact: whether they do for one row or two, where that costs little.
     """
 
     name = "native"
 
-    def __init__(self, kernels: ModuleType, exact: bool) -> None:
+    def __init__(self, kernels: ModuleType, exact: bool, *, few_exact: bool = True) -> None:
         super().__init__(torch.bfloat16)
         self._kernels = kernels
-        self._exact = exact
+        self._exact, self._few_exact = exact, few_exact
 
     def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
         if CodesLinear.takes(matrix):
-            return CodesLinear(self._kernels, matrix, bias, self._exact)
+            return CodesLinear(self._kernels, matrix, bias, self._exact, few_exact=self._few_exact)
         if matrix.inputs is None:
             weight = matrix.dense(torch.bfloat16)
             return NativeDenseLinear(self._kernels, weight, bias, restored_from(matrix, torch.bfloat16))

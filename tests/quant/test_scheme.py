@@ -8,12 +8,12 @@ from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES, preset_
 from smelt.quant.activations import ActivationRounding
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import resolve
-from smelt.quant.scheme_names import SCHEMES, SUPPORTED, UNWRITTEN, why_unsupported
+from smelt.quant.scheme_names import SCHEMES, STORED_AS, SUPPORTED, UNWRITTEN, why_unsupported
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_a_scheme_is_the_librarys_preset(name: str) -> None:
-    preset = preset_name_to_scheme(name, ["Linear"])
+    preset = preset_name_to_scheme(STORED_AS.get(name, name), ["Linear"])
     scheme = resolve(name)
     if name == "FP8":  # one scale an output instead of one for the whole weight: never worse, and read as well
         preset.weights.strategy = "channel"
@@ -78,7 +78,7 @@ def test_presets_that_are_refused_come_with_a_reason() -> None:
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_what_can_be_chosen_is_what_the_presets_have(name: str) -> None:
     """Recipes are checked against a table of our own, since compressed-tensors takes seconds to import."""
-    preset = preset_name_to_scheme(name, ["Linear"])
+    preset = preset_name_to_scheme(STORED_AS.get(name, name), ["Linear"])
     weights, inputs = preset.weights, preset.input_activations
     assert weights is not None
     grouped = weights.type == "int" and weights.strategy == "group"
@@ -88,4 +88,4 @@ def test_what_can_be_chosen_is_what_the_presets_have(name: str) -> None:
 
 
 def test_every_preset_is_known_by_name() -> None:
-    assert {*SUPPORTED, *UNWRITTEN} == set(PRESET_SCHEMES)
+    assert {*SUPPORTED, *UNWRITTEN} - STORED_AS.keys() == set(PRESET_SCHEMES)

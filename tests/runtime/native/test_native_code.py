@@ -54,9 +54,12 @@ def _innermost(body: list[tuple[int, str]], operation: str) -> list[str]:
     return min(loops, key=len)
 
 
-def test_sums_stay_in_their_registers(code: dict[str, list[tuple[int, str]]]) -> None:
-    (name,) = (name for name in code if re.search(rf"tile_int8ILi8ELi{ROWS}Et", name) and "cold" not in name)
+@pytest.mark.parametrize(("form", "products"), [(1, 2), (2, 4)], ids=["8 bits", "two planes"])
+def test_sums_stay_in_their_registers(code: dict[str, list[tuple[int, str]]], form: int, products: int) -> None:
+    (name,) = (
+        name for name in code if re.search(rf"tile_int8IL\w+FormE{form}ELi{ROWS}Et", name) and "cold" not in name
+    )
     loop = _innermost(code[name], "vpdpbusd")
-    assert sum(text.startswith("vpdpbusd") for text in loop) == 2 * ROWS
+    assert sum(text.startswith("vpdpbusd") for text in loop) == products * ROWS
     # GCC 12 by itself leaves 24 copies for 12 products.
     assert sum(bool(_COPY.match(text) or _SPILL.match(text)) for text in loop) < ROWS
