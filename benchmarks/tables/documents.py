@@ -9,7 +9,19 @@ from pathlib import Path
 from typing import Protocol
 
 from ..common import REPOSITORY, RESULTS
-from . import gpu, parallel, predictions, pruning, quantization, runtime, server, serving, serving_on_engine, training
+from . import (
+    gpu,
+    parallel,
+    predictions,
+    pruning,
+    quantization,
+    runtime,
+    server,
+    serving,
+    serving_on_engine,
+    speculation,
+    training,
+)
 
 PLACES = ("README.md", "benchmarks/README.md", *(f"docs/{p.name}" for p in sorted((REPOSITORY / "docs").glob("*.md"))))
 _MARKED = re.compile(r"(<!-- results: ([^>]+) -->\n).*?(<!-- results end -->)", re.DOTALL)
@@ -30,6 +42,7 @@ TABLES: dict[str, _Table] = {
     **server.TABLES,
     **serving_on_engine.TABLES,
     **parallel.TABLES,
+    **speculation.TABLES,
 }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..requests.trace import Arrival
 from ..speculation.counts import DraftCounts
 from ..weights.offload import StreamCounts, hiding_sequences
 from .load_result import LoadResult, RequestTimes, table_of_loads
-from .workload import random_prompt
+from .workload import PromptMaker, random_prompt, text_prompts
 
 _READ_BYTES = 1 << 29
 _PRODUCT = 2048
@@ -54,6 +55,7 @@ class BenchResult:
         decode_of_peak: decode's share of its memory bandwidth, counting each weight once per token.
         peak_memory: this process's peak memory in bytes: resident, or on its GPU.
         drafts: what became of drafts, by load; empty without a drafter.
+        undrafted: with a drafter, the same loads without drafts.
     """
 
     machine: MachineSpeed
@@ -66,6 +68,7 @@ class BenchResult:
     kernels: dict[str, str] = field(default_factory=dict)
     offload: str | None = None
     drafts: dict[str, DraftCounts] = field(default_factory=dict)
+    undrafted: list[LoadResult] = field(default_factory=list)
 
     def as_data(self) -> dict[str, Any]:
         """As plain data for JSON."""
@@ -104,10 +107,13 @@ def measure(
     machine = machine_rates(engine.model.device, dtype)
     log("warming up")
     run_load(engine, "warm up", [Arrival(0, prompt, min(output, 8))], 1, seed=1)
+    prompts = None
+    if engine.drafting is not None and engine.tokenizer is not None:
+        prompts = text_prompts(engine.tokenizer, max(prompt, *(arrival.prompt for arrival in trace or []), 1))
     alone = []
     for i in range(repeats):
         log(f"one request, {i + 1} of {repeats}")
-        alone.append(run_load(engine, "alone", [Arrival(0, prompt, output)], 1, seed=100 + i))
+        alone.append(run_load(engine, "alone", [Arrival(0, prompt, output)], 1, seed=100 + i, prompts=prompts))
     prefill = prompt / statistics.median(load.first_token_p50 for load in alone)
     rates = [load.decode_rate for load in alone if load.decode_rate is not None]
     decode = statistics.median(rates) if rates else 0.0
@@ -126,14 +132,18 @@ def measure(
         log(f"{concurrency} at once")
         arrivals = [Arrival(0, prompt, output)] * max(requests, concurrency)
         before, drafts = _stream_counts(engine), _draft_counts(engine)
-        found.loads.append(run_load(engine, f"{concurrency} at once", arrivals, concurrency, seed=1000 * concurrency))
+        load, seed = f"{concurrency} at once", 1000 * concurrency
+        if engine.drafting is not None:
+            with _undrafted(engine):
+                found.undrafted.append(run_load(engine, load, arrivals, concurrency, seed=seed, prompts=prompts))
+        found.loads.append(run_load(engine, load, arrivals, concurrency, seed=seed, prompts=prompts))
         streamed.append((concurrency, _stream_counts(engine).since(before)))
         if engine.drafting is not None:
             found.drafts[found.loads[-1].name] = _draft_counts(engine).since(drafts)
     if trace:
         log("the trace")
         drafts = _draft_counts(engine)
-        found.loads.append(run_load(engine, "trace", trace, None, seed=7))
+        found.loads.append(run_load(engine, "trace", trace, None, seed=7, prompts=prompts))
         if engine.drafting is not None:
             found.drafts["trace"] = _draft_counts(engine).since(drafts)
     found.peak_memory = peak_memory(engine.model.device)
@@ -154,16 +164,36 @@ def _draft_counts(engine: Engine) -> DraftCounts:
     return DraftCounts() if engine.drafting is None else engine.drafting.total.copy()
 
 
-def run_load(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int | None, seed: int) -> LoadResult:
+@contextmanager
+def _undrafted(engine: Engine) -> Iterator[None]:
+    """Within it nothing is drafted."""
+    drafting, engine.scheduler.drafting = engine.scheduler.drafting, None
+    try:
+        yield
+    finally:
+        engine.scheduler.drafting = drafting
+
+
+def run_load(
+    engine: Engine,
+    name: str,
+    arrivals: list[Arrival],
+    in_flight: int | None,
+    seed: int,
+    prompts: PromptMaker | None = None,
+) -> LoadResult:
     """Serve arrivals at their times, or with ``in_flight`` concurrent requests.
 
     Args:
         engine: that nothing else uses.
         name: of the load.
-        arrivals: prompts of random tokens are made for them.
+        arrivals: prompts are made for them.
         in_flight: how many to keep running; None to follow the arrivals' times.
         seed: of the prompts.
+        prompts: makes the prompts; random tokens if None.
     """
+    vocabulary = engine.model.spec.vocabulary
+    make: PromptMaker = prompts or (lambda length, seed: random_prompt(length, vocabulary, seed))
     waiting = list(reversed(arrivals))
     came: dict[str, float] = {}
     tokens: dict[str, list[float]] = {}
@@ -172,7 +202,7 @@ def run_load(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int 
         now = time.perf_counter()
         while waiting and (_running(engine, came) < in_flight if in_flight else waiting[-1].at <= now - begun):
             arrival = waiting.pop()
-            ids = random_prompt(arrival.prompt, engine.model.spec.vocabulary, seed + len(came))
+            ids = make(arrival.prompt, seed + len(came))
             params = SamplingParams(max_tokens=arrival.output, temperature=0, ignore_eos=True)
             key = engine.add_request(ids, params)
             came[key] = begun + arrival.at if in_flight is None else time.perf_counter()
@@ -258,5 +288,24 @@ def table(found: BenchResult) -> str:
     if found.loads:
         lines += ["", *table_of_loads(found.loads)]
     if found.drafts:
-        lines += ["", *(f"{name:<14}{counts.sentence()}" for name, counts in found.drafts.items())]
+        lines += ["", *_drafts(found)]
     return "\n".join(lines)
+
+
+def _drafts(found: BenchResult) -> list[str]:
+    """What became of drafts, and what they gained by load."""
+    lines = [f"{name:<14}{counts.sentence()}" for name, counts in found.drafts.items()]
+    gains = [
+        (load.name, load.output_rate / alone.output_rate)
+        for load, alone in zip(found.loads, found.undrafted, strict=False)
+    ]
+    if not gains:
+        return lines
+    lines.append("speedup       " + ", ".join(f"{name} {gain:.2f}x" for name, gain in gains))
+    losing = [name for name, gain in gains if gain < 1]
+    lines.append(
+        f"              drafts did not pay with {', '.join(losing)}"
+        if losing
+        else "              drafts paid with each load"
+    )
+    return lines

@@ -41,6 +41,7 @@ class Scheduler:
     Attributes:
         preemptions: how often a sequence lost its blocks.
         swaps: how often they were saved in host memory.
+        drafting: how many draft tokens a step's sequences get; None for none.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Scheduler:
         self.swaps = 0
         self._admission = admission
         self._swapping = swapping
-        self._drafting = drafting
+        self.drafting = drafting
         self._arrivals = 0
         self._committed = 0.0
         self._is_step = True  # the last plan: an empty one is not executed
@@ -100,8 +101,8 @@ class Scheduler:
             self._fill(plan)
         if self.policy.swaps_ahead and plan.chunks and self._swapping is not None:
             self._swap_ahead(plan)
-        if self._drafting is not None:
-            self._add_drafts(plan, self._drafting)
+        if self.drafting is not None:
+            self._add_drafts(plan, self.drafting)
         self._is_step = bool(plan.chunks)
         if self._is_step:
             plan.swap_out.extend(self.cache.swap_out)

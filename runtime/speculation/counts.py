@@ -43,7 +43,7 @@ class DraftCounts:
 
     def by_position(self) -> list[float]:
         """The share of the first, second, … draft tokens that were accepted."""
-        return [accepted / drafted for accepted, drafted in zip(self.accepted, self.drafted, strict=True)]
+        return [accepted / drafted for accepted, drafted in zip(self.accepted, self.drafted, strict=True) if drafted]
 
     def sentence(self) -> str:
         """For people."""

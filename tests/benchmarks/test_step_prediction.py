@@ -156,7 +156,7 @@ def test_the_launches_are_those_of_a_checkpoint(stored: str, tmp_path: Path, mon
     size = replace(TINY, tied=False)
     path = random_checkpoints.write(tmp_path, size, stored, torch.device("cpu"))
     cpu = torch.device("cpu")
-    monkeypatch.setattr(loading, "_operators", lambda dtype, *_: GpuOperators(dtype, cpu))
+    monkeypatch.setattr(loading, "_operators", lambda dtype, *_, **__: GpuOperators(dtype, cpu))
     _, model = loading.load_model(path, log=print)
     launched: list[Launch] = []
     with torch.inference_mode(), set_apart():

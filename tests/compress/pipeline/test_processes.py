@@ -22,6 +22,7 @@ from smelt.compress.pipeline.plan import Plan
 from smelt.compress.pipeline.verify import whole_model_bytes
 from smelt.system import measurement_cache as cache
 from smelt.system.processes import Processes
+from smelt.system.resources import compute_dtype
 
 from ...interruption import interrupt_after
 from ...tiny import make_model, save_model
@@ -219,8 +220,9 @@ def test_disk_is_planned_for_what_the_first_collects(
     """The inputs of a block and what it gave unrounded, of all windows, once more."""
     wanted = recipe("builtin:smelt-6m", group_size=64, rounding=rounding)
     alone, two = (Plan.make(wanted, processes=count).cost.disk for count in (1, 2))
-    tokens, width = wanted.calibrate.samples * wanted.calibrate.length, 256  # in bfloat16
-    assert two - alone == (2 * tokens * width * 2 if collects else 0)
+    tokens, width = wanted.calibrate.samples * wanted.calibrate.length, 256
+    each = compute_dtype(torch.bfloat16).itemsize
+    assert two - alone == (2 * tokens * width * each if collects else 0)
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def test_a_model_drafts_for_itself(native: ModuleType, checkpoint: Path, params:
     assert (engine.drafting.total.acceptance or 0) > 0.1  # of random weights; another model's would be one of thousands
     plain = Engine(checkpoint, quiet=True, max_length=128)
     assert engine.reservation.weights == plain.reservation.weights
-    engine.scheduler._drafting = None
+    engine.scheduler.drafting = None
     alone = engine.generate(PROMPTS, sampling)
     assert [o.completions[0].tokens for o in drafted] == [o.completions[0].tokens for o in alone]
     assert sum(output.draft_tokens for output in alone) == 0

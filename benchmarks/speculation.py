@@ -1,0 +1,255 @@
+"""Speculative decoding beside the same engine without drafts, in turns.
+
+    python -m benchmarks.speculation --scratch /var/tmp/smelt-cpu [--turns 5]
+
+First smelt-6m and its own forms on real text, whose acceptance is real. Then a Llama of 1.1 billion seeded random weights, which says nothing
+of acceptance: its drafters do all their work, and each of their tokens is then replaced by the right one with the probability that was measured for
+the same pair of formats of smelt-6m, and by a wrong one otherwise; lookup has as many tokens as are asked for, as if it always found some. Each row is one engine: a turn without drafts, a turn with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from smelt.compress import Recipe, run
+from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.requests.sequence import Sequence
+from smelt.runtime.scheduling.plan import StepPlan
+from smelt.runtime.speculation.counts import DraftCounts
+from smelt.runtime.speculation.drafter import Drafter, Drafts
+from smelt.runtime.speculation.lookup import LookupDrafter
+
+from .common import REPOSITORY, SHARED, save
+from .random_model import BIG, build
+
+SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
+PROMPT, OUTPUT = 64, 96
+FORMS: dict[str, dict[str, Any]] = {
+    "w4": {"scheme": "W4A16", "rounding": "gptq"},
+    "w4in8": {"scheme": "W4in8"},
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model with what drafts for it.
+
+    Attributes:
+        name: of both.
+        model: its checkpoint.
+        drafter: as the engine has it.
+        copies: whether prompts are made so that the output repeats them.
+    """
+
+    name: str
+    model: Path
+    drafter: str
+    copies: bool = False
+
+
+class ForcedDrafter:
+    """Does a drafter's work; its tokens are right with a given probability.
+
+    Args:
+        drafter: the drafter.
+        outputs: the right tokens, by prompt.
+        share: the probability.
+    """
+
+    def __init__(self, drafter: Drafter, outputs: dict[tuple[int, ...], list[int]], share: float) -> None:
+        self._drafter, self._outputs, self._share = drafter, outputs, share
+        self._draw = random.Random(0)
+
+    def unprepared(self, sequence: Sequence) -> int:
+        """As many as the drafter's."""
+        return self._drafter.unprepared(sequence)
+
+    def propose(self, plan: StepPlan) -> Drafts:
+        """Right and wrong tokens in the place of the drafter's."""
+        drafts = self._drafter.propose(plan)
+        if isinstance(self._drafter, LookupDrafter):
+            drafts.of.update({chunk.sequence: [0] * chunk.drafts for chunk in plan.chunks if chunk.drafts})
+        for sequence, draft in drafts.of.items():
+            right = self._outputs[tuple(sequence.request.prompt)][len(sequence.generated) :]
+            for i in range(len(draft)):
+                token = right[i] if i < len(right) else 0
+                draft[i] = token if self._draw.random() < self._share else (token + 1) % 1000
+        return drafts
+
+
+def turn(engine: Engine, prompts: SequenceOf[list[int]], output: int) -> tuple[float, list[list[int]]]:
+    """Tokens a second from when all prompts are computed, and the tokens."""
+    engine.cache.forget()
+    params = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True)
+    names = [engine.add_request(prompt, params) for prompt in prompts]
+    done: dict[str, list[int]] = {}
+    begun, before = time.perf_counter(), 0
+    while len(done) < len(names):
+        running = engine.scheduler.running
+        if not before and len(running) == len(names) and all(each.generated for each in running):
+            begun, before = time.perf_counter(), sum(len(each.generated) for each in running)
+        for found in engine.step():
+            if found.finished:
+                done[found.id] = found.completions[0].tokens
+    return (output * len(names) - before) / (time.perf_counter() - begun), [done[name] for name in names]
+
+
+def measure(
+    pair: Pair,
+    prompts: SequenceOf[list[int]],
+    *,
+    turns: int,
+    forced: float | None = None,
+    draft_tokens: int | str = "auto",
+) -> dict[str, Any]:
+    """Medians of turns without and with drafts."""
+    engine = Engine(
+        pair.model,
+        drafter=pair.drafter,
+        draft_tokens=draft_tokens,
+        quiet=True,
+        max_length=PROMPT + OUTPUT,
+        max_sequences=32,
+        token_budget=512,
+    )
+    drafting = engine.drafting
+    assert drafting is not None
+    engine.scheduler.drafting = None
+    _, alone = turn(engine, prompts, OUTPUT)
+    if forced is not None:
+        assert engine.drafter is not None
+        known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, alone, strict=True)}
+        engine.executor._drafter = ForcedDrafter(engine.drafter, known, forced)  # type: ignore[attr-defined]
+    engine.scheduler.drafting = drafting
+    turn(engine, prompts, OUTPUT)
+    before, rates, same = drafting.total.copy(), [], True
+    for _ in range(turns):
+        engine.scheduler.drafting = None
+        plain, _ = turn(engine, prompts, OUTPUT)
+        engine.scheduler.drafting = drafting
+        drafted, tokens = turn(engine, prompts, OUTPUT)
+        rates.append((plain, drafted))
+        same = same and tokens == alone
+    engine.close()
+    counts = drafting.total.since(before)
+    ratios = [drafted / plain for plain, drafted in rates]
+    found = {
+        "pair": pair.name,
+        "sequences": len(prompts),
+        "draft_tokens": draft_tokens,
+        "forced": forced,
+        "plain": statistics.median(plain for plain, _ in rates),
+        "drafted": statistics.median(drafted for _, drafted in rates),
+        "ratio": statistics.median(ratios),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "same_tokens": same,
+        "per_verification": counts.tokens_per_verification,
+        "drafts": sum(counts.drafted) / counts.verified if counts.verified else 0.0,
+        "by_position": [round(share, 3) for share in counts.by_position()],
+        "agreement": agreement(counts),
+    }
+    print({key: value for key, value in found.items() if key != "by_position"}, flush=True)
+    return found
+
+
+def agreement(counts: DraftCounts) -> float | None:
+    """The share of draft tokens that were accepted if those before them were."""
+    tried = counts.verified + sum(
+        accepted for i, accepted in enumerate(counts.accepted) if i + 1 < len(counts.drafted) and counts.drafted[i + 1]
+    )
+    return sum(counts.accepted) / tried if counts.verified else None
+
+
+def text_prompts(engine_tokens: list[int], count: int, *, copies: bool) -> list[list[int]]:
+    """Pieces of a text; for copying, a piece twice and the beginning of a third time."""
+    if not copies:
+        return [engine_tokens[i * 400 : i * 400 + PROMPT] for i in range(count)]
+    pieces = [engine_tokens[i * 400 : i * 400 + 24] for i in range(count)]
+    return [[*piece, *piece, *piece[:16]] for piece in pieces]
+
+
+def forms_of(model: Path, scratch: Path, *, calibrated: bool) -> dict[str, Path]:
+    """The model's compressed forms; those that exist are kept."""
+    found = {}
+    for name, quantize in FORMS.items():
+        settings = {**quantize, "ignore": []}
+        if not calibrated:  # random weights, whose values nobody reads
+            settings |= {"rounding": "nearest"}
+        recipe = {
+            "model": str(model),
+            "output": str(scratch / f"{model.name}-{name}"),
+            "evaluate": False,
+            "steps": [{"quantize": settings}],
+        }
+        found[name] = run(Recipe.model_validate(recipe)).checkpoint
+    return found
+
+
+def small(scratch: Path, turns: int) -> list[dict[str, Any]]:
+    """smelt-6m, its forms, and real text."""
+    forms = forms_of(SMALL, scratch, calibrated=True)
+    probe = Engine(SMALL, quiet=True)
+    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:40000]
+    tokens = list(probe.tokenizer(text).input_ids)
+    probe.close()
+    pairs = [
+        Pair("bf16, drafted by W4", SMALL, str(forms["w4"])),
+        Pair("W4in8, drafted by its upper bits", forms["w4in8"], "nested"),
+        Pair("bf16, drafted by lookup", SMALL, "lookup"),
+        Pair("bf16, lookup, copying", SMALL, "lookup", copies=True),
+    ]
+    rows = []
+    for pair in pairs:
+        prompts = text_prompts(tokens, 8, copies=pair.copies)
+        rows.append(measure(pair, prompts[:1], turns=turns))
+        rows.append(measure(pair, prompts, turns=turns))
+        rows.append(measure(pair, prompts, turns=1, draft_tokens=3))  # for the acceptance of a fixed number
+    return rows
+
+
+def big(scratch: Path, turns: int, shares: dict[str, float]) -> list[dict[str, Any]]:
+    """A Llama of 1.1 billion weights."""
+    model = scratch / "bf16"
+    if not (model / "config.json").is_file():
+        build(model, 16, BIG)
+    forms = forms_of(model, scratch, calibrated=False)
+    pairs = {
+        "bf16, drafted by W4": Pair("bf16, drafted by W4", model, str(forms["w4"])),
+        "W4in8, drafted by its upper bits": Pair("W4in8, drafted by its upper bits", forms["w4in8"], "nested"),
+        "bf16, lookup, copying": Pair("bf16, lookup, copying", model, "lookup", copies=True),
+    }
+    draw = random.Random(0)
+    prompts = [[draw.randrange(4, BIG.vocabulary) for _ in range(PROMPT)] for _ in range(8)]
+    repeated = [[*p[:24], *p[:24], *p[:16]] for p in prompts]
+    rows = []
+    for name, pair in pairs.items():
+        asked = repeated if pair.copies else prompts
+        for count in (1, 8):
+            rows.append(measure(pair, asked[:count], turns=turns, forced=shares[name]))
+    for count in (1, 8):  # a drafter that is always wrong
+        wrong = replace(pairs["bf16, drafted by W4"], name="bf16, drafted by W4, always wrong")
+        rows.append(measure(wrong, prompts[:count], turns=turns, forced=0.0))
+    return rows
+
+
+def main() -> None:
+    """Measure both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--turns", type=int, default=5)
+    given = parser.parse_args()
+    found: dict[str, Any] = {"turns": given.turns, "small": small(given.scratch, given.turns)}
+    fixed = {row["pair"]: row["agreement"] for row in found["small"] if row["draft_tokens"] == 3}
+    found["big"] = big(given.scratch, given.turns, fixed)
+    print(save("speculation", f"python -m benchmarks.speculation --turns {given.turns}", found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Tables of speculative decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .table import ResultsTable, markdown
+
+
+def speculation(results: Any) -> str:
+    """Without drafts and with them."""
+
+    def lines(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+        return [
+            (
+                row["pair"], str(row["sequences"]), _share(row["forced"] if row["forced"] is not None else row["agreement"]),
+                f"{row['plain']:.1f}", f"{row['drafted']:.1f}",
+                f"**{row['ratio']:.2f}** ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})",
+                "-" if row["per_verification"] is None else f"{row['per_verification']:.2f}", f"{row['drafts']:.1f}",
+                "yes" if row["same_tokens"] else "no",
+            )
+            for row in rows
+            if row["draft_tokens"] == "auto"
+        ]  # fmt: skip
+
+    head = (
+        "model",
+        "sequences",
+        "accepted",
+        "tokens/s alone",
+        "with drafts",
+        "ratio",
+        "tokens per verification",
+        "drafted",
+        "same tokens",
+    )
+    return (
+        f"Medians of {results['turns']} turns; ratios of neighbours in time. `accepted` is the share of draft tokens that are right where those before"
+        " them are. smelt-6m on real text:\n\n"
+        + markdown(head, lines(results["small"]))
+        + "\nA Llama of 1.1 billion random weights, whose drafts are made right as often as those of the same pair above:\n\n"
+        + markdown(head, lines(results["big"]))
+    )
+
+
+def nested_bits(results: Any) -> str:
+    """Losses of 8 bits and of their upper four."""
+
+    def line(row: dict[str, Any]) -> tuple[str, ...]:
+        original, whole = row.get("beside_original", {}), row.get("upper_beside_whole", {})
+        upper = row.get("upper_perplexity")
+        return (
+            row["form"], f"{row['perplexity']:.2f}", _share(original.get("top")), _share(original.get("overlap")),
+            "-" if upper is None else f"{upper:.2f}", _share(whole.get("top")), _share(whole.get("overlap")),
+        )  # fmt: skip
+
+    head = (
+        "form",
+        "perplexity",
+        "same top token as bfloat16",
+        "overlap",
+        "upper bits' perplexity",
+        "same top token as all bits",
+        "overlap",
+    )
+    return f"{results['windows']} windows of {results['length']} tokens.\n\n" + markdown(
+        head, map(line, results["rows"])
+    )
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+TABLES = {
+    "speculation": ResultsTable("speculation", speculation),
+    "nested_bits": ResultsTable("nested_bits", nested_bits),
+}
