@@ -12,17 +12,20 @@ class DraftCounts:
     Attributes:
         steps: in which some sequence had a draft.
         verified: how often a sequence's draft was verified; each time it gets one token more than are accepted.
+        rejected: how often one of its tokens was not accepted, after which the others are of no use.
         drafted, accepted: draft tokens, by their position in the draft.
     """
 
     steps: int = 0
     verified: int = 0
+    rejected: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
 
     def add(self, drafted: int, accepted: int) -> None:
         """Count a draft."""
         self.verified += 1
+        self.rejected += accepted < drafted
         missing = drafted - len(self.drafted)
         self.drafted.extend([0] * missing)
         self.accepted.extend([0] * missing)
@@ -35,6 +38,12 @@ class DraftCounts:
         """The share of draft tokens that were accepted; None if there were none."""
         drafted = sum(self.drafted)
         return sum(self.accepted) / drafted if drafted else None
+
+    @property
+    def agreement(self) -> float | None:
+        """The share of draft tokens that were accepted if those before them were; None if there were none."""
+        accepted = sum(self.accepted)
+        return accepted / (accepted + self.rejected) if accepted + self.rejected else None
 
     @property
     def tokens_per_verification(self) -> float | None:
@@ -64,10 +73,11 @@ class DraftCounts:
         return DraftCounts(
             self.steps - before.steps,
             self.verified - before.verified,
+            self.rejected - before.rejected,
             less(self.drafted, before.drafted),
             less(self.accepted, before.accepted),
         )
 
     def copy(self) -> DraftCounts:
         """The same, which stays as it is."""
-        return DraftCounts(self.steps, self.verified, list(self.drafted), list(self.accepted))
+        return DraftCounts(self.steps, self.verified, self.rejected, list(self.drafted), list(self.accepted))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -20,6 +21,8 @@ _BETTER = 1.01
 _FIRST, _FIRST_COUNTS = 0.75, 8.0
 # Of a sequence: as how many tokens what is known of all others counts, and how fast its own past is forgotten.
 _OTHERS_COUNT, _KEPT = 4.0, 0.97
+# The share of a step's time that deciding may take where nothing is drafted, and the most steps that are not decided on therefore.
+_MOST_DECIDING, _MOST_SKIPPED = 0.005, 64
 # Tokens that a drafter may compute before a draft that is only tried.
 _FEW = 16
 # Of all sequences together.
@@ -112,10 +115,26 @@ class AdaptiveDrafts(FixedDrafts):
         self._of_all = _Acceptance()
         self._of_each: WeakKeyDictionary[Sequence, _Acceptance] = WeakKeyDictionary()
         self._lost = self._spent = 0.0
+        self._trying = 0.0  # what tries were expected to lose
+        self._deciding = 0.0  # seconds that the last decision took
+        self._skipped = 0  # steps that are not decided on
         self._per_draft = 0.0  # seconds of a draft token, without a drafter's own steps
 
     def counts(self, plan: StepPlan, budget: int) -> dict[int, int]:
         """The number of draft tokens of each chunk that gives the step the most tokens per second."""
+        self._deciding = 0.0
+        if self._skipped > 0:
+            self._skipped -= 1
+            return {}
+        begun = time.perf_counter()
+        found = self._chosen(plan, budget)
+        self._deciding = time.perf_counter() - begun
+        if not found and self._verifying.is_known:
+            # Deciding takes less than a millisecond, which is not nothing beside a small model's steps.
+            self._skipped = min(_MOST_SKIPPED, int(self._deciding / (_MOST_DECIDING * self._verifying.of(plan.tokens))))
+        return found
+
+    def _chosen(self, plan: StepPlan, budget: int) -> dict[int, int]:
         taking = [(i, chunk.sequence) for i, chunk in enumerate(plan.chunks) if takes_drafts(chunk)]
         if not taking or budget <= 0 or self._lost > _MOST_LOST * self._spent or not self._verifying.is_known:
             return {}
@@ -149,9 +168,9 @@ class AdaptiveDrafts(FixedDrafts):
     def ran(self, plan: StepPlan, drafted: Drafted) -> None:
         """Learn from a step."""
         super().ran(plan, drafted)
-        total = drafted.drafting + drafted.verifying + drafted.preparing
+        total = drafted.drafting + drafted.verifying + drafted.preparing + self._deciding
         kept = 0.5 ** (total / _REMEMBERED)
-        self._spent, self._lost = self._spent * kept + total, self._lost * kept
+        self._spent, self._lost, self._trying = self._spent * kept + total, self._lost * kept, self._trying * kept
         if drafted.prepared:
             each = drafted.preparing / drafted.prepared
             self._per_prepared = each if self._per_prepared is None else (self._per_prepared + each) / 2
@@ -167,6 +186,7 @@ class AdaptiveDrafts(FixedDrafts):
             gained = sum(drafted.accepted.values()) / sequences
             lost = seconds - self._verifying.of(sequences) * (1 + gained)
             self._lost += lost
+        self._lost += self._deciding
 
     def _learn_drafting(self, drafted: Drafted) -> None:
         counts = list(drafted.drafted.values())
@@ -226,6 +246,8 @@ class AdaptiveDrafts(FixedDrafts):
             for sequence, length in zip(sequences, lengths, strict=True)
         ]
         expected = self._seconds(rows, lengths) - plain * self._tokens(shares, lengths) / len(shares)
-        if self._lost + expected > _MOST_LOST / 2 * self._spent:
+        # What was gained before is no reason to lose it.
+        if max(self._lost, 0.0) + self._trying + expected > _MOST_LOST / 2 * self._spent:
             return [0] * len(lengths)
+        self._trying += expected
         return lengths

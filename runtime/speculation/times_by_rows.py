@@ -7,7 +7,7 @@ from bisect import bisect_left
 # How much a measured time counts against earlier ones.
 _WEIGHT = 0.2
 # How far a step that took longer than known moves the times of other numbers of rows.
-_SHARED = 0.05
+_SHARED = 0.1
 # Longer ones were interrupted.
 _OUTLIER = 4.0
 

@@ -1,0 +1,202 @@
+"""The number of draft tokens, in worlds whose times and acceptance are known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from smelt.runtime.requests.params import SamplingParams
+from smelt.runtime.requests.sequence import Request, Sequence
+from smelt.runtime.scheduling.plan import Chunk, StepPlan
+from smelt.runtime.speculation.counts import DraftCounts
+from smelt.runtime.speculation.length import AdaptiveDrafts, Drafted
+from smelt.runtime.speculation.times_by_rows import TimesByRows
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def times(seconds: Callable[[int], float]) -> TimesByRows:
+    found = TimesByRows()
+    for rows in ROWS:
+        found.measured(rows, seconds(rows))
+    return found
+
+
+def decodes(count: int, grows_to: int = 10**6) -> StepPlan:
+    """A step in which so many sequences decode."""
+    chunks = []
+    for i in range(count):
+        request = Request(f"{i}", [1, 2, 3], SamplingParams(max_tokens=None), grows_to, forked=True)
+        sequence = Sequence(request, 0, [1, 2, 3, 4])
+        request.sequences = [sequence]
+        chunks.append(Chunk(sequence, 3, 1, is_last=True))
+    return StepPlan(chunks)
+
+
+class World:
+    """Steps that take known times, with drafts that are right with a probability.
+
+    Args:
+        verifying: seconds of a step by its rows.
+        drafting: seconds of a drafter's step by its sequences.
+        accepted: the probability.
+        known: what is measured at the start; the same by default.
+    """
+
+    def __init__(
+        self,
+        verifying: Callable[[int], float],
+        drafting: Callable[[int], float],
+        accepted: float,
+        known: Callable[[int], float] | None = None,
+    ) -> None:
+        self.verifying, self.drafting, self.accepted = verifying, drafting, accepted
+        self.drafts = AdaptiveDrafts(8, times(known or verifying), times(drafting))
+        self.draw = random.Random(0)
+        self.lengths: list[int] = []
+
+    def gain(self, sequences: int, steps: int) -> float:
+        """How many times as many tokens a second as without drafts."""
+        plan, seconds, tokens = decodes(sequences), 0.0, 0
+        for _ in range(steps):
+            counts = self.drafts.counts(plan, 512)
+            lengths = {plan.chunks[i].sequence: count for i, count in counts.items()}
+            self.lengths.append(max(lengths.values(), default=0))
+            accepted = {}
+            for sequence, length in lengths.items():
+                right = 0
+                while right < length and self.draw.random() < self.accepted:
+                    right += 1
+                accepted[sequence] = right
+            drafting = sum(
+                self.drafting(sum(length > i for length in lengths.values())) for i in range(self.lengths[-1])
+            )
+            verifying = self.verifying(sequences + sum(lengths.values()))
+            self.drafts.ran(plan, Drafted(lengths, accepted, drafting, verifying))
+            seconds += drafting + verifying
+            tokens += sequences + sum(accepted.values())
+        return tokens / seconds / (sequences / self.verifying(sequences))
+
+
+def memory_bound(rows: int) -> float:
+    """A step that mostly reads weights."""
+    return 0.06 + 0.001 * rows
+
+
+def compute_bound(rows: int) -> float:
+    """A step whose rows are all but free."""
+    return 0.01 + 0.01 * rows
+
+
+def a_quarter(sequences: int) -> float:
+    """A drafter of a quarter of the bits."""
+    return memory_bound(sequences) / 4
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 16])
+@pytest.mark.parametrize("accepted", [0.6, 0.8, 0.95])
+def test_it_comes_close_to_the_best_fixed_number(sequences: int, accepted: float) -> None:
+    def fixed(length: int) -> float:
+        tokens = sum(accepted**i for i in range(length + 1))
+        seconds = length * a_quarter(sequences) + memory_bound(sequences * (1 + length))
+        return tokens * memory_bound(sequences) / seconds
+
+    found = World(memory_bound, a_quarter, accepted).gain(sequences, 600)
+    assert found > 0.95 * max(1.0, *(fixed(length) for length in range(1, 9)))
+
+
+@pytest.mark.parametrize("sequences", [1, 8, 32])
+@pytest.mark.parametrize("accepted", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("verifying", [memory_bound, compute_bound])
+def test_it_never_loses_much(sequences: int, accepted: float, verifying: Callable[[int], float]) -> None:
+    """Also from the first step on, when nothing is known of acceptance."""
+    for steps in (100, 1000):
+        assert World(verifying, lambda n: verifying(n) / 2, accepted).gain(sequences, steps) > 0.97
+
+
+def test_it_does_not_lose_much_where_what_was_measured_is_wrong() -> None:
+    """Rows that seemed to be free, and are not."""
+    world = World(compute_bound, a_quarter, 0.3, known=lambda rows: compute_bound(8))
+    assert world.gain(8, 2000) > 0.97
+
+
+def test_it_notices_that_drafts_became_better_and_worse() -> None:
+    world = World(memory_bound, a_quarter, 0.0)
+    world.gain(1, 400)
+    assert sum(world.lengths[-50:]) <= 5
+    world.accepted = 0.95
+    world.gain(1, 2000)
+    assert sum(world.lengths[-50:]) > 100
+    world.accepted = 0.0
+    world.gain(1, 400)
+    assert sum(world.lengths[-50:]) <= 5
+
+
+def test_drafts_get_shorter_under_load() -> None:
+    means = []
+    for sequences in (1, 8, 32):
+        world = World(lambda rows: 0.05 + 0.002 * rows, a_quarter, 0.85)
+        world.gain(sequences, 300)
+        means.append(sum(world.lengths) / len(world.lengths))
+    assert means[0] > means[1] > means[2]
+
+
+def test_what_cannot_be_of_use_is_not_drafted() -> None:
+    drafts = AdaptiveDrafts(8, times(memory_bound), times(a_quarter))
+    for _ in range(50):  # all are right
+        plan = decodes(1)
+        lengths = {plan.chunks[i].sequence: count for i, count in drafts.counts(plan, 512).items()}
+        drafts.ran(plan, Drafted(lengths, lengths, 0.015 * sum(lengths.values()), 0.06))
+    assert drafts.counts(decodes(1), 512)[0] > 3
+    assert drafts.counts(decodes(1, grows_to=7), 512)[0] == 2  # of three tokens the last one is chosen after them
+    assert drafts.counts(decodes(1, grows_to=5), 512) == {}
+    assert sum(drafts.counts(decodes(1), 2).values()) <= 2
+    prompt = decodes(1).chunks[0].sequence
+    assert drafts.counts(StepPlan([Chunk(prompt, 0, 3, is_last=True)]), 512) == {}
+    prompt.request.params = SamplingParams(beam_width=2, n=2)
+    assert drafts.counts(StepPlan([Chunk(prompt, 3, 1, is_last=True)]), 512) == {}
+
+
+def test_a_drafter_that_must_read_a_long_text_first_is_not_asked_for_few_tokens() -> None:
+    drafts = AdaptiveDrafts(8, times(memory_bound), times(a_quarter), unprepared=lambda _: 1000)
+    plan = decodes(1)
+    lengths = {plan.chunks[0].sequence: 2}
+    drafts.ran(plan, Drafted(lengths, lengths, 0.03, 0.06, prepared=1000, preparing=1.0))
+    assert drafts.counts(decodes(1, grows_to=12), 512) == {}
+    assert drafts.counts(decodes(1, grows_to=400), 512)
+
+
+def test_times_are_on_lines_between_measured_ones() -> None:
+    found = TimesByRows()
+    assert not found.is_known
+    found.measured(2, 1.0)
+    assert found.of(1) == found.of(50) == 1.0
+    found.measured(6, 3.0)
+    found.measured(8, 2.9)  # a little noise
+    assert found.of(4) == 2.0
+    assert found.of(7) == pytest.approx(3.0)
+    assert found.of(16) == pytest.approx(3.0)
+    assert found.of(1) == 1.0
+    for _ in range(100):  # contexts have grown
+        found.measured(2, 2.0)
+    assert found.of(2) == pytest.approx(2.0, rel=0.01)
+    assert found.of(6) > 4
+
+
+def test_counts() -> None:
+    counts = DraftCounts()
+    assert counts.acceptance is counts.agreement is counts.tokens_per_verification is None
+    counts.add(3, 3)
+    before = counts.copy()
+    counts.add(3, 1)
+    counts.add(1, 0)
+    assert counts.drafted == [3, 2, 2]
+    assert counts.accepted == [2, 1, 1]
+    assert counts.acceptance == pytest.approx(4 / 7)
+    assert counts.agreement == pytest.approx(4 / 6)
+    assert counts.tokens_per_verification == pytest.approx(7 / 3)
+    later = counts.since(before)
+    assert (later.verified, later.drafted, later.accepted) == (2, [2, 1, 1], [1, 0, 0])
+    assert later.by_position() == [0.5, 0.0, 0.0]
+    assert "accepted 57% of 7 tokens" in counts.sentence()
