@@ -73,4 +73,4 @@ def _engines_are_on_kernels(monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
     monkeypatch.setattr(test_text, "engine", on_kernels)
     monkeypatch.setattr(test_scoring, "Engine", on_kernels)
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(loading, "_operators", lambda dtype, *_: GpuOperators(dtype, DEVICE))
+        monkeypatch.setattr(loading, "_operators", lambda dtype, *_, **__: GpuOperators(dtype, DEVICE))

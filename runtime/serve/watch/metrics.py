@@ -197,6 +197,7 @@ _LABELLED_COUNTERS: dict[str, tuple[str, str, Callable[[ModelMetrics], dict[str,
     "admission_rejections": ("Requests that were refused, by why they were.", "reason", lambda m: m.refused),
 }
 _LABEL = "model_name"
+_DRAFTS = "spec_decode"
 
 
 class Metrics(Collector):
@@ -261,12 +262,17 @@ class Metrics(Collector):
             for model, metrics in models:
                 gauge.add_metric([model], read(metrics))
             yield gauge
+        drafts = any(metrics.engine.drafting is not None for metrics in self.models.values())
         for name, (text, read) in _COUNTERS.items():
+            if name.startswith(_DRAFTS) and not drafts:
+                continue  # as in vLLM
             counter = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=[_LABEL])
             for model, metrics in models:
                 counter.add_metric([model], read(metrics))
             yield counter
         for name, (text, label, read_each) in _LABELLED_COUNTERS.items():
+            if name.startswith(_DRAFTS) and not drafts:
+                continue
             counter = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=[_LABEL, label])
             for model, metrics in models:
                 for reason, count in read_each(metrics).items():

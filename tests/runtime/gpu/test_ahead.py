@@ -38,7 +38,7 @@ def both(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable
         plain = Engine(path, **given)
         with monkeypatch.context() as patch:
             if DEVICE.type == "cpu":
-                patch.setattr(loading, "_operators", lambda dtype, *_: GpuOperators(dtype, DEVICE))
+                patch.setattr(loading, "_operators", lambda dtype, *_, **__: GpuOperators(dtype, DEVICE))
             ahead = Engine(path, device=DEVICE.type, **given)
         assert isinstance(ahead.executor, GpuExecutor)
         return plain, ahead
