@@ -179,7 +179,7 @@ class EngineConfig:
         ):
             raise RuntimeProblem(f"draft_tokens is {self.draft_tokens!r}; it must be auto, or from 1 to {MOST_DRAFTS}")
         if self.drafter is None and self.draft_tokens != "auto":
-            raise RuntimeProblem("draft_tokens is set, but drafter is not; set it to lookup or to a checkpoint")
+            raise RuntimeProblem("draft_tokens is set, but drafter is not; set it to lookup, nested or a checkpoint")
         if self.drafter not in (None, LOOKUP) and self.ranks > 1:
             raise RuntimeProblem(
                 f"drafter is {self.drafter}, and {self.division}; on several processes only lookup drafts, set drafter to lookup"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -181,7 +182,7 @@ def _measured(model: Model, store: KeysValues, most: int) -> TimesByRows:
             with on_device_of(model):
                 model(model.batch(runs, store.block_size), store).cpu()
             took.append(time.perf_counter() - started)
-        times.measured(rows, sorted(took)[1])
+        times.measured(rows, statistics.median(took))
     return times
 
 
@@ -204,14 +205,16 @@ def _distance(verifier: Model, drafter: Model) -> float | None:
     if verifier.cached_heads != drafter.cached_heads or a.head_size != b.head_size:
         return None
     vocabulary = min(a.vocabulary, b.vocabulary)
-    tokens = torch.randint(vocabulary, (_PROBED,), generator=torch.Generator().manual_seed(0)).tolist()
-    run = Run(tokens, 0, list(range(_PROBED // _BLOCK)), _PROBED, 1)
+    length = min(_PROBED, a.max_length, b.max_length)
+    count = -(-length // _BLOCK)
+    tokens = torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+    run = Run(tokens, 0, list(range(count)), length, 1)
     found = []
     for model in (verifier, drafter):
-        store = model.keys_values(_PROBED // _BLOCK, _BLOCK, model.dtype)
+        store = model.keys_values(count, _BLOCK, model.dtype)
         with on_device_of(model):
             model(model.batch([run], _BLOCK), store)
-            blocks = torch.arange(_PROBED // _BLOCK)
+            blocks = torch.arange(count)
             found.append([store.read(layer, blocks, torch.float32) for layer in range(len(model.cached_heads))])
     apart = [
         float((x - y).norm() / x.norm())

@@ -185,6 +185,8 @@ class Engine:
         self._refuse_ranks("weights cannot be taken from memory")
         if self.config.offload is not None:
             raise RuntimeProblem("weights cannot be taken from memory if they are offloaded; leave offload out")
+        if self._draft_model is not None:
+            raise RuntimeProblem("weights cannot be taken from memory beside a model that drafts; leave drafter out")
         with self._lock:
             if self._requests:
                 raise RuntimeProblem(

@@ -68,6 +68,7 @@ def reserve(
         config: of the engine.
         max_length: the most tokens of a sequence.
         kv_dtype: the KV cache dtype.
+        drafter: a model that drafts, loaded already; None if there is none.
 
     Raises:
         RuntimeProblem: the cache does not fit; the message shows the sizes.

@@ -63,7 +63,12 @@ class ModelDrafter:
     def propose(self, plan: StepPlan) -> Drafts:
         """Drafts of all sequences, a token of each at a time."""
         self._cache.begin(plan)
-        wanted = {chunk.sequence: chunk.drafts for chunk in plan.chunks if chunk.drafts}
+        longest = self.model.spec.max_length  # which may be shorter than the verifier's
+        wanted = {
+            chunk.sequence: min(chunk.drafts, longest - len(chunk.sequence.tokens))
+            for chunk in plan.chunks
+            if chunk.drafts and len(chunk.sequence.tokens) < longest
+        }
         begun = time.perf_counter()
         prepared = self._prepare(list(wanted))
         drafts = Drafts({sequence: [] for sequence in wanted}, prepared, time.perf_counter() - begun)

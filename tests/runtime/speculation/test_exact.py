@@ -12,6 +12,7 @@ import pytest
 import torch
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.requests.constraint import Matcher
+from smelt.system.errors import RuntimeProblem
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -243,3 +244,39 @@ def test_sampled_tokens_follow_the_models_distribution(
     degrees = len(cells) - 1
     score = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
     assert score < 3.7
+
+
+def test_a_drafter_with_a_shorter_context_stops_there(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """With learned positions it could not even be asked."""
+    path = tiny("opt")
+    short = make_model("opt", torch.float32, max_position_embeddings=24)
+    drafter = str(save_model(short, tmp_path / "short"))
+    prompts = [[5, 6, 7], list(range(5, 40))]
+    alone = tokens(Engine(path, **ENGINE), GREEDY, prompts)
+    engine = Engine(path, drafter=drafter, draft_tokens=4, **ENGINE)
+    assert tokens(engine, GREEDY, prompts) == alone
+    assert engine.drafting is not None
+    assert engine.drafting.total.verified > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"drafter": "nowhere"}, "must be lookup, nested or a checkpoint's directory"),
+        ({"drafter": "lookup", "draft_tokens": 0}, "auto, or from 1 to"),
+        ({"drafter": "lookup", "draft_tokens": "many"}, "auto, or from 1 to"),
+        ({"draft_tokens": 2}, "drafter is not"),
+    ],
+    ids=str,
+)
+def test_bad_drafters_are_refused(tiny: Callable[..., Path], options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RuntimeProblem, match=sentence):
+        Engine(tiny("llama"), quiet=True, **options)
+
+
+def test_another_tokenizer_is_refused(tiny: Callable[..., Path]) -> None:
+    other = tiny("llama", vocab_size=100, bos_token_id=1, eos_token_id=2)
+    (other / "tokenizer.json").unlink()
+    (other / "tokenizer_config.json").unlink(missing_ok=True)
+    with pytest.raises(RuntimeProblem, match="vocabulary of 100 tokens"):
+        Engine(tiny("llama"), drafter=str(other), quiet=True)
