@@ -74,10 +74,13 @@ def test_a_claim_runs_on_the_engine_and_its_table_is_written(claim: str, tmp_pat
     assert len({line.count("|") for line in lines[2:]}) == 1
 
 
-def test_a_run_on_the_engine_is_counted_as_the_simulator_counts() -> None:
+def test_a_run_on_the_engine_is_counted_as_the_simulator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """All requests at once, so that no clock decides: the same steps, preemptions and positions held and filled."""
     way = on_engine.Way("both", {"policy": "fcfs", "max_sequences": 32, "token_budget": 256})
     arrivals = at_once(Study(Path()).random("lognormal:300,0.6", "lognormal:150,0.6", 60, longest=1024))
+    # Each step counts the same: by its own time a machine that is busy now and then would count other steps more.
+    hold = EngineRun._hold
+    monkeypatch.setattr(EngineRun, "_hold", lambda self, _: hold(self, 1.0))
     real = EngineRun.of(way.engine(), arrivals)
     simulated = simulate(arrivals, way.simulated(), LinearCost(step=1.0))
     assert (real.steps, real.preemptions, real.output_tokens) == (
@@ -87,8 +90,8 @@ def test_a_run_on_the_engine_is_counted_as_the_simulator_counts() -> None:
     )
     assert [each.preemptions for each in real.served] == [each.preemptions for each in simulated.served]
     assert all(each.at <= each.started <= each.first <= each.ended for each in real.served)
-    # Weighted by each step's own time on one side, and equally on the other.
-    assert real.cache.waste == pytest.approx(simulated.cache.waste, rel=0.1)
+    # Blocks are looked at after a step on one side, and during it on the other.
+    assert real.cache.waste == pytest.approx(simulated.cache.waste, rel=0.02)
 
 
 def test_claims_that_do_not_run_keep_their_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

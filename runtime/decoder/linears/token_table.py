@@ -38,9 +38,13 @@ class TokenTable:
         return self.matrix.rows(tokens).dense(self._dtype)
 
     def equals(self, other: TokenTable) -> bool:
-        """Whether both have the same rows, unquantized."""
+        """Whether both store the same rows."""
         mine, its = self.matrix, other.matrix
-        return mine.is_plain and its.is_plain and torch.equal(mine.values, its.values)
+        pairs = ((mine.values, its.values), (mine.scale, its.scale), (mine.zero, its.zero), (mine.order, its.order))
+        return self._dtype == other._dtype and all(
+            (a is None and b is None) or (a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b))
+            for a, b in pairs
+        )
 
     @property
     def columns(self) -> int:

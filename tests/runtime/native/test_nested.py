@@ -59,10 +59,11 @@ def test_what_has_no_planes(native: ModuleType) -> None:
     assert CodesLinear(native, Matrix(codes, "int8", 8, scale), None, False).upper() is None
 
 
-@pytest.fixture
-def checkpoint(tiny: Callable[..., Path], tmp_path: Path) -> Path:
+@pytest.fixture(params=["llama", "gemma2", "mixtral"])
+def checkpoint(request: pytest.FixtureRequest, tiny: Callable[..., Path], tmp_path: Path) -> Path:
+    """Quantized, also with a tied lm_head and with experts."""
     recipe = {
-        "model": str(tiny("llama", torch.bfloat16)),
+        "model": str(tiny(request.param, torch.bfloat16)),
         "output": str(tmp_path / "run"),
         "evaluate": False,
         "calibrate": {"samples": 8, "length": 64},

@@ -1,0 +1,48 @@
+"""Where kernels compute a row alike in any company, drafts change no bit of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from smelt.compress import Recipe, run
+from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.native.library import kernels
+
+PROMPTS = [[1, 5, 9, 5, 9, 5, 9], [3, 4, 3, 4, 7, 3, 4]]
+
+
+@pytest.fixture(autouse=True)
+def _native() -> None:
+    if kernels(print) is None:
+        pytest.skip("this processor has no AVX-512 VNNI")
+
+
+def quantized(model: Path, output: Path) -> Path:
+    steps = [{"quantize": {"scheme": "W4A16", "group_size": 32}}]
+    recipe = {"model": str(model), "output": str(output), "evaluate": False, "steps": steps}
+    return run(Recipe.model_validate(recipe), progress=False).checkpoint
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "w4"])
+@pytest.mark.parametrize("verifier", ["bfloat16", "w4 reproducible"])
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"seed": 3}], ids=str)
+def test_log_probabilities_have_the_same_bits(
+    drafter: str, verifier: str, params: dict[str, Any], tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = tiny("llama", torch.bfloat16)
+    w4 = quantized(model, tmp_path / "w4")
+    path, options = (model, {}) if verifier == "bfloat16" else (w4, {"reproducible": True})
+    sampling = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=3, **params)
+    engine = Engine(
+        path, drafter=str(w4) if drafter == "w4" else drafter, draft_tokens=3, quiet=True, max_length=64, **options
+    )
+    alone = Engine(path, quiet=True, max_length=64, **options)
+    for drafted, expected in zip(engine.generate(PROMPTS, sampling), alone.generate(PROMPTS, sampling), strict=True):
+        assert drafted.completions == expected.completions
+    assert engine.drafting is not None
+    if drafter == "w4":
+        assert engine.drafting.total.verified > 0
