@@ -1,6 +1,6 @@
 """Speculative decoding beside the same engine without drafts, in turns.
 
-    python -m benchmarks.speculation --scratch /var/tmp/smelt-cpu [--turns 5]
+    python -m benchmarks.drafts.speculation --scratch /var/tmp/smelt-cpu [--turns 5]
 
 First smelt-6m and its own forms on real text, whose acceptance is real. Then a Llama of 1.1 billion seeded random weights, which says nothing
 of acceptance: its drafters do all their work, and each of their tokens is then replaced by the right one with the probability that was measured for
@@ -26,8 +26,8 @@ from smelt.runtime.speculation.drafter import Drafter, Drafts
 from smelt.runtime.speculation.length import FixedDrafts
 from smelt.runtime.speculation.lookup import LookupDrafter
 
-from .common import REPOSITORY, SHARED, save
-from .random_model import BIG, build
+from ..common import REPOSITORY, SHARED, save
+from ..random_model import BIG, build
 
 SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 PROMPT, OUTPUT = 64, 64
@@ -245,7 +245,7 @@ def main() -> None:
     found: dict[str, Any] = {"turns": given.turns, "small": small(given.scratch, given.turns)}
     fixed = {row["pair"]: row["agreement"] for row in found["small"] if row["draft_tokens"] == 3}
     found["big"] = big(given.scratch, given.turns, fixed)
-    print(save("speculation", f"python -m benchmarks.speculation --turns {given.turns}", found))
+    print(save("speculation", f"python -m benchmarks.drafts.speculation --turns {given.turns}", found))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What 8-bit codes and their upper four bits lose, rounded for both and otherwise.
 
-    python -m benchmarks.nested_bits [--windows 64]
+    python -m benchmarks.drafts.nested_bits [--windows 64]
 
 smelt-6m in groups of 128, on WikiText-2's validation text, on the compiled CPU kernels: perplexity, and two shares of positions: ``top`` has the
 same most likely token, and ``overlap`` is the acceptance of exact speculative sampling, the mean of the sum of the smaller probabilities.
@@ -22,7 +22,7 @@ from smelt.runtime.engine.drafters import DraftModel
 from smelt.runtime.engine.loading import load_model
 from torch import Tensor
 
-from .common import REPOSITORY, SHARED, save
+from ..common import REPOSITORY, SHARED, save
 
 SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 LENGTH = 256
@@ -88,7 +88,7 @@ def main() -> None:
                 row |= {"upper_perplexity": perplexity(upper, windows), "upper_beside_whole": beside(upper, logits)}
             print(row, flush=True)
             rows.append(row)
-    command = f"python -m benchmarks.nested_bits --windows {count}"
+    command = f"python -m benchmarks.drafts.nested_bits --windows {count}"
     print(save("nested_bits", command, {"windows": count, "length": LENGTH, "rows": rows}))
 
 

@@ -1,0 +1,1 @@
+"""Speculative decoding: what drafters gain, and what their forms lose."""
