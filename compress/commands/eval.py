@@ -52,6 +52,13 @@ def eval_(
         list[str] | None,
         typer.Option(metavar="CLAIM", help="E.g. `acc loss <= 1% @95%` or `ppl loss <= 2%`. Repeatable."),
     ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DRAFTER",
+            help="Measure each load with drafts, too: lookup, nested, or a checkpoint, which drafts for the baseline.",
+        ),
+    ] = None,
     allow_foreign_baseline: Annotated[
         bool, typer.Option("--allow-foreign-baseline", help="Accept a baseline report from another machine.")
     ] = False,
@@ -84,6 +91,8 @@ def eval_(
 
         smelt eval runs/w4 --baseline ./my-llama --tasks piqa --guarantee "acc loss <= 1% @95%"
 
+        smelt eval runs/w4 --baseline ./my-llama --drafter runs/w4
+
         smelt eval --server http://localhost:8000 --baseline ./my-llama --tokenizer ./my-llama
     """
     from ..evaluation.flags import evaluation_settings
@@ -104,6 +113,7 @@ def eval_(
         **({} if length is None else {"length": length}),
         samples=samples,
         guarantee=claims,
+        drafter=drafter,
         device=device,
         tp=tp,
         pp=pp,

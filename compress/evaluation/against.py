@@ -143,10 +143,10 @@ def _same_load(baseline: Speed, model: Speed) -> bool:
 def _speed_changes(baseline: Speed, model: Speed) -> dict[str, Any]:
     paired = baseline.interleaved and model.interleaved
     fields: dict[str, Any] = {
-        "prefill": _spread_change(baseline.prefill_rate, model.prefill_rate, paired),
-        "decode": _spread_change(baseline.decode_rate, model.decode_rate, paired),
+        "prefill": spread_change(baseline.prefill_rate, model.prefill_rate, paired),
+        "decode": spread_change(baseline.decode_rate, model.decode_rate, paired),
         "loads": {
-            str(mine.concurrency): _spread_change(theirs.output_rate, mine.output_rate, paired)
+            str(mine.concurrency): spread_change(theirs.output_rate, mine.output_rate, paired)
             for mine in model.loads
             for theirs in baseline.loads
             if mine.concurrency == theirs.concurrency
@@ -159,7 +159,13 @@ def _speed_changes(baseline: Speed, model: Speed) -> dict[str, Any]:
     return fields
 
 
-def _spread_change(baseline: Spread, model: Spread, paired: bool) -> Change:
+def spread_change(baseline: Spread, model: Spread, paired: bool) -> Change:
+    """The ratio of two measured quantities.
+
+    Args:
+        baseline, model: the quantities.
+        paired: whether both were measured in turns.
+    """
     if not paired or len(baseline.values) != len(model.values):
         return Change(ratio=model.median / baseline.median)
     rounds = [mine / theirs for theirs, mine in zip(baseline.values, model.values, strict=True)]

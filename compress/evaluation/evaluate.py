@@ -14,9 +14,11 @@ from ..reporting.report_files import load, save
 from ..results.report import ReportData
 from ..results.result import ModelResult
 from ..results.this_machine import differences, this_machine
+from .drafts import EvaluatedDrafter
 from .measure import Evaluation
 from .problems import (
     device_problems,
+    drafter_problems,
     fewest_positions,
     guarantee_problems,
     length_problems,
@@ -68,7 +70,12 @@ def evaluate(
             reported as a partial report.
     """
     asked = settings or Evaluate()
-    raise_problems(device_problems(asked.device, "") + rank_problems(asked, "") + guarantee_problems(asked, ""))
+    raise_problems(
+        device_problems(asked.device, "")
+        + rank_problems(asked, "")
+        + guarantee_problems(asked, "")
+        + drafter_problems(asked, "", of_recipe=False)
+    )
     kept = (
         _kept_baseline(named_path(str(baseline)), asked.device, allow_foreign_baseline)
         if _is_report(baseline)
@@ -88,11 +95,19 @@ def evaluate(
     if tasks is not None:
         raise_problems(task_problems(tasks, [subject.directory for subject in found], ""))
     raise_problems(server_problems(found, asked, tasks))
+    drafter = EvaluatedDrafter.find(asked.drafter, trust_remote_code=trust_remote_code) if asked.drafter else None
+    if drafter is not None and not drafter.drafts_for(found):
+        raise SmeltError(
+            f"drafter {asked.drafter}: there is no model that it could draft for; give one, as CHECKPOINT or --baseline"
+        )
     show = Progress(progress)
     if kept is not None and kept.name in (subject.name for subject in found):
         kept = kept.model_copy(update={"name": f"{kept.name} (kept)"})
     with Output(Path(output), {"kind": "evaluation"}, fresh=fresh) as place:
-        evaluation = Evaluation(found, asked, tasks, place.journal, show, title=_title(found, kept), kept_baseline=kept)
+        title = _title(found, kept)
+        evaluation = Evaluation(
+            found, asked, tasks, place.journal, show, title=title, drafter=drafter, kept_baseline=kept
+        )
         for sentence in server_notes(found, asked, tasks):
             evaluation.warn(sentence)
         return measured(evaluation, place.path)

@@ -21,6 +21,7 @@ _RATIOS: dict[str, Callable[[ModelResult], float | None]] = {
 _VALUES: dict[str, Callable[[ModelResult], float | None]] = {
     "decode_speedup": lambda m: m.against.decode.ratio if m.against and m.against.decode else None,
     "prefill_speedup": lambda m: m.against.prefill.ratio if m.against and m.against.prefill else None,
+    "draft_speedup": lambda m: min(load.speedup.ratio for load in m.drafts.loads) if m.drafts else None,
     "kl": lambda m: m.against.kl if m.against else None,
     "top1": lambda m: m.against.top1_agreement if m.against else None,
     "decode": lambda m: m.speed.decode_rate.median if m.speed else None,
@@ -88,7 +89,10 @@ class Gate:
 
     def fallen(self, report: ReportData) -> list[str]:
         """A sentence for each model that fails it. An unmeasured metric fails too: a gate must not pass silently."""
-        return [sentence for model in report.candidates or report.models if (sentence := self._fallen(model))]
+        judged = report.candidates or report.models
+        if self.metric == "draft_speedup":  # a checkpoint drafts for the baseline
+            judged = [model for model in report.models if model.drafts] or judged
+        return [sentence for model in judged if (sentence := self._fallen(model))]
 
     def _fallen(self, model: ModelResult) -> str | None:
         value = self._value(model)
@@ -104,7 +108,7 @@ class Gate:
 
     @property
     def _is_relative(self) -> bool:
-        return self.percent or self.metric.endswith("_speedup") or self.metric in ("kl", "top1")
+        return self.percent or self.metric in ("decode_speedup", "prefill_speedup", "kl", "top1")
 
     def _value(self, model: ModelResult) -> float | None:
         if self.metric.startswith("task:"):

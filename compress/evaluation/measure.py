@@ -16,9 +16,10 @@ from ...system.errors import SmeltError
 from ...system.progress import Progress
 from ...system.versions import versions
 from ..results.report import ReportData
-from ..results.result import Against, Machine, ModelResult, Sample, Speed, TaskResult, Text
+from ..results.result import Against, DraftedSpeed, Machine, ModelResult, Sample, Speed, TaskResult, Text
 from ..results.this_machine import this_machine
 from .against import against, incomparable
+from .drafts import EvaluatedDrafter, measure_drafts
 from .guarantee import Guarantee, guaranteed
 from .journal import Journal
 from .scoring.runtime_reader import RuntimeReader
@@ -44,6 +45,7 @@ class Evaluation:
         directory: where finished measurements are kept.
         progress: shows progress.
         title: of the report.
+        drafter: proposes tokens in a measurement of speculative decoding.
         kept_baseline: a baseline's results from another report, instead of a subject.
         wanted: False to measure nothing and report only what needs no measurement.
     """
@@ -57,6 +59,7 @@ class Evaluation:
         progress: Progress,
         *,
         title: str,
+        drafter: EvaluatedDrafter | None = None,
         kept_baseline: ModelResult | None = None,
         wanted: bool = True,
     ) -> None:
@@ -68,8 +71,10 @@ class Evaluation:
         self._journal = Journal(directory)
         self._progress = progress
         self._title = title
+        self._drafter = drafter
         self._kept = kept_baseline
         self._machine: Machine = this_machine(settings.device)
+        self._machine_as_found = self._machine.model_dump(mode="json")
         self._results = {subject.name: subject.described() for subject in self._subjects}
         self._divergences: dict[str, Divergence] = {}
         self._warnings: list[str] = []
@@ -88,6 +93,8 @@ class Evaluation:
         for subject in self._subjects:
             self._serve(subject)
         self._time()
+        for subject in self._drafted:
+            self._draft(subject)
 
     def report(self, *, interrupted: bool = False) -> ReportData:
         """The report so far.
@@ -148,6 +155,8 @@ class Evaluation:
                     wanted["samples", name] = f"samples of {name}"
                 if self._settings.speed:
                     wanted["speed", name] = f"the speed of {name}"
+        for subject in self._drafted:
+            wanted["drafts", subject.name] = f"{subject.name} with drafts"
         return wanted
 
     def _have(self, what: tuple[str, ...], **changes: Any) -> None:
@@ -325,7 +334,7 @@ class Evaluation:
             "models": [[subject.fingerprint, subject.companions] for subject in subjects],
             "settings": settings.model_dump(mode="json"),
             "ranks": [self._settings.tp, self._settings.pp],
-            "machine": self._machine.model_dump(mode="json"),
+            "machine": self._machine_as_found,
             "versions": versions(),
         }
         found = self._journal.keep(key, measure)
@@ -344,6 +353,36 @@ class Evaluation:
             self._have(("speed", subject.name), speed=Speed.model_validate(speed))
         if len(subjects) > 1 and not all(r.speed.interleaved for r in self._results.values() if r.speed):
             self.warn("speed was measured one model after another, because they do not fit in memory together")
+
+    @property
+    def _drafted(self) -> list[Subject]:
+        if self._drafter is None or not self._settings.speed:
+            return []
+        return self._drafter.drafts_for(self._subjects)
+
+    def _draft(self, subject: Subject) -> None:
+        drafter, settings = self._drafter, self._settings.speed
+        assert drafter is not None
+        assert settings
+
+        def measure() -> dict[str, Any]:
+            engine = self._settings.engine(trust_remote_code=subject.directory.trust_remote_code)
+            found = measure_drafts(subject, drafter, settings, self._settings.source(), engine, self._progress)
+            return found.model_dump(mode="json")
+
+        key = self._key("drafts", subject) | {
+            "drafter": drafter.identity,
+            "settings": settings.model_dump(mode="json"),
+            "text": dataclasses.asdict(self._settings.source()),
+            "machine": self._machine_as_found,
+        }
+        try:
+            found = DraftedSpeed.model_validate(self._journal.keep(key, measure))
+        except SmeltError as error:  # one model that a drafter does not fit leaves the others' measurements
+            self.warn(f"{subject.name} was not measured with drafts: {error}")
+            self._have(("drafts", subject.name))
+            return
+        self._have(("drafts", subject.name), drafts=found)
 
     def _key(self, what: str, subject: Subject, excerpt: Excerpt | None = None) -> dict[str, Any]:
         """Everything that determines a measurement."""

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...models.directory.directory import ModelDirectory
+from ...models.directory.find import find_checkpoint
 from ...runtime import RuntimeProblem
+from ...runtime.engine.config import LOOKUP, NESTED
 from ...system.device import device_named
 from ...system.errors import Problem, SmeltError
 from .guarantee import Guarantee
 from .scoring.tasks import Tasks
-from .settings import Evaluate
+from .settings import RESULT, Evaluate
 
 if TYPE_CHECKING:
     from .subject import Subject  # imports torch
@@ -76,6 +78,35 @@ def guarantee_problems(settings: Evaluate, where: str = "evaluate.") -> list[Pro
                 Problem(f"{where}guarantee", f"{text!r} is about tasks, and none is measured; name them under tasks")
             )
     return problems
+
+
+def drafter_problems(settings: Evaluate, where: str = "evaluate.", *, of_recipe: bool = True) -> list[Problem]:
+    """A drafter that does not exist, or that nothing would measure.
+
+    Args:
+        settings: of the evaluation.
+        where: they are.
+        of_recipe: whether they are a recipe's, whose result may draft.
+    """
+    if settings.drafter is None:
+        return []
+    field = f"{where}drafter"
+    if not settings.speed:
+        return [
+            Problem(field, "is measured with the speed's loads, and speed is not measured; set speed, or leave it out")
+        ]
+    if settings.drafter != LOOKUP and settings.tp * settings.pp > 1:
+        return [Problem(field, f"on several processes only {LOOKUP} drafts; use it, or leave out tp and pp")]
+    if settings.drafter in (LOOKUP, NESTED):
+        return []
+    if settings.drafter == RESULT and of_recipe:
+        return []
+    known = f"it must be {LOOKUP}, {NESTED}{f', {RESULT}' if of_recipe else ''} or a checkpoint"
+    try:
+        find_checkpoint(settings.drafter)
+    except SmeltError as error:
+        return [Problem(field, f"{error}; {known}")]
+    return []
 
 
 def task_problems(tasks: Tasks, models: Sequence[ModelDirectory], where: str = "evaluate.") -> list[Problem]:

@@ -11,6 +11,9 @@ from ...models.text.text_source import TextSource
 from ...runtime import EngineConfig
 from ...system.settings import PathText, RecipeModel
 
+# What a recipe calls the checkpoint that it makes.
+RESULT = "result"
+
 
 class SpeedSettings(RecipeModel):
     """The load of the speed measurement."""
@@ -56,6 +59,10 @@ class Evaluate(RecipeModel):
     fewshot: int | None = Field(default=None, ge=0, description="Few-shot examples per prompt; default: the task's.")
     guarantee: list[str] = Field(
         default=[], description="Claims on losses beside the original, such as `acc loss <= 1% @95%`, to be certified."
+    )
+    drafter: PathText | None = Field(
+        default=None,
+        description="Measure what speculative decoding gains: `lookup`, `nested`, a checkpoint, or in a recipe `result`.",
     )
     samples: int = Field(default=4, ge=0, le=1000, description="Prompts whose continuations are shown side by side.")
     speed: SpeedSettings | Literal[False] = Field(

@@ -6,6 +6,7 @@ can wait for their turn with their weights in memory.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -68,6 +69,36 @@ class _Worker:
             run_load(self._engine, "", [Arrival(0, min(prompt, 32), min(generate, 4))], 1, seed + 1)
         arrivals = [Arrival(0, prompt, generate)] * concurrency
         return dataclasses.asdict(run_load(self._engine, "", arrivals, concurrency, seed))
+
+    def load_drafting(
+        self, checkpoint: str, options: dict[str, Any], text: dict[str, Any], prompt: int
+    ) -> dict[str, Any]:
+        from ...models.text.text_source import TextSource
+        from ...runtime import Engine, EngineConfig
+        from ...runtime.measure.workload import text_prompts
+
+        self._engine = Engine(checkpoint, EngineConfig(**options))
+        self._prompts = text_prompts(self._engine.tokenizer, prompt, TextSource(**text))
+        return {}
+
+    def drafts_of(self, prompt: int, generate: int, concurrency: int, seed: int, drafts_first: bool) -> dict[str, Any]:
+        from ...runtime.measure.bench import run_load, undrafted
+        from ...runtime.requests.trace import Arrival
+
+        assert self._engine.drafting is not None
+        arrivals = [Arrival(0, prompt, generate)] * concurrency
+        before = self._engine.drafting.total.copy()
+        rates, answers = {}, []
+        for drafted in (drafts_first, not drafts_first):
+            with contextlib.nullcontext() if drafted else undrafted(self._engine):
+                run_load(self._engine, "", [Arrival(0, min(prompt, 32), min(generate, 4))], 1, seed - 1, self._prompts)
+                said: list[list[int]] = []
+                load = run_load(self._engine, "", arrivals, concurrency, seed, self._prompts, said)
+            rates["drafted" if drafted else "alone"] = load.output_rate
+            answers.append(said)
+        counts = self._engine.drafting.total.since(before)
+        same = sum(a == b for a, b in zip(*answers, strict=True))
+        return {**rates, "same": same, "counts": dataclasses.asdict(counts)}
 
     def time(self, prompt: int, generate: int) -> dict[str, Any]:
         from ...runtime.measure.profile import time_of_decoding, time_of_prompt

@@ -26,9 +26,10 @@ from ...system.resources import compute_dtype, return_memory_at_once
 from ...system.run_directory import Output, digest
 from ...system.tensor_files import SafetensorsFile, save_tensors
 from ...system.versions import versions
+from ..evaluation.drafts import EvaluatedDrafter
 from ..evaluation.evaluate import measured
 from ..evaluation.measure import Evaluation
-from ..evaluation.settings import Evaluate
+from ..evaluation.settings import RESULT, Evaluate
 from ..evaluation.subject import Subject, worst_first
 from ..recipe.recipe import Recipe
 from ..reporting.card import write_card
@@ -252,10 +253,16 @@ def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) 
     subjects = _subjects(plan, output, name, why_not_served(plan))
     settings = plan.recipe.evaluate or Evaluate(samples=0, speed=False)
     title = f"{name} compressed by Smelt"
+    drafter = None
+    if settings.drafter is not None:
+        is_result, trust = settings.drafter == RESULT, plan.recipe.trust_remote_code
+        given, called = (str(output.checkpoint), subjects[1].name) if is_result else (settings.drafter, None)
+        drafter = EvaluatedDrafter.find(given, called=called, trust_remote_code=trust)
 
     def evaluation(of: list[Subject]) -> Evaluation:
         wanted = bool(plan.recipe.evaluate)
-        return Evaluation(of, settings, plan.tasks, output.journal / "evaluation", show, title=title, wanted=wanted)
+        journal = output.journal / "evaluation"
+        return Evaluation(of, settings, plan.tasks, journal, show, title=title, drafter=drafter, wanted=wanted)
 
     original = plan.model.directory
 

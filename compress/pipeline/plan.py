@@ -29,6 +29,7 @@ from ...system.run_directory import Output, digest
 from ...system.versions import versions
 from ..evaluation.problems import (
     device_problems,
+    drafter_problems,
     guarantee_problems,
     length_problems,
     rank_problems,
@@ -357,7 +358,8 @@ def _length_problems(recipe: Recipe, model: OpenModel, processes: int) -> list[P
     problems = device_problems(recipe.calibrate.device, "calibrate.")
     if recipe.evaluate:
         problems += device_problems(recipe.evaluate.device) + rank_problems(recipe.evaluate, processes=processes)
-        problems += guarantee_problems(recipe.evaluate) + length_problems(recipe.evaluate, [model.directory])
+        problems += guarantee_problems(recipe.evaluate) + drafter_problems(recipe.evaluate)
+        problems += length_problems(recipe.evaluate, [model.directory])
     if context and length > context:
         sentence = f"{length} tokens exceed the model's context length; use at most {context}"
         problems.append(Problem("calibrate.length", sentence))

@@ -11,6 +11,7 @@ from ..results.report import ReportData
 from ..results.result import ModelResult, Speed
 from ..results.wording import (
     bytes_,
+    factor,
     interval,
     noise,
     number,
@@ -50,6 +51,7 @@ def markdown(report: ReportData, plot: str | None = None) -> str:
         _guarantees,
         _speed,
         _reasons,
+        _drafts,
         _training,
         _layers,
         _samples,
@@ -271,6 +273,46 @@ def _reasons(report: ReportData) -> list[str]:
         for sentence in model.against.reasons
     ]
     return ["### Predicted and measured speed", "", *lines, ""] if lines else []
+
+
+def _drafts(report: ReportData) -> list[str]:
+    out: list[str] = []
+    for model in report.models:
+        found = model.drafts
+        if found is None:
+            continue
+        rows = [
+            [
+                str(load.concurrency),
+                number(load.alone.median),
+                number(load.drafted.median),
+                ", ".join(
+                    filter(
+                        None,
+                        [
+                            speedup(load.speedup.ratio),
+                            interval(load.speedup.interval, factor),
+                            noise(load.speedup),
+                        ],
+                    )
+                ),
+                "" if load.tokens_per_verification is None else f"{load.tokens_per_verification:.2f}",
+                "" if load.accepted is None else share(load.accepted),
+                ", ".join(share(each) for each in load.accepted_by_position),
+                f"{load.same_answers} of {load.requests}",
+            ]
+            for load in found.loads
+        ]
+        header = ["at once", "tokens/s alone", "with drafts", "speedup", "tokens per verification"]
+        header += ["accepted", "by position", "same answers"]
+        out += [
+            f"### {plain(_name(model))}, drafted by {plain(found.drafter)}",
+            "",
+            f"Prompts of {found.prompt} tokens of the text, {found.generate} out; {found.verdict}.",
+            "",
+            *table(header, rows, left=0),
+        ]
+    return ["## Speculative decoding", "", *out] if out else []
 
 
 def _training(report: ReportData) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from .result import Machine, ModelResult, Part
-from .terminal import alone, beside
+from .terminal import alone, beside, drafts
 
 SCHEMA = "smelt.report/1"
 
@@ -53,6 +53,7 @@ class ReportData(Part):
             if model.against is not None:
                 body += [each.sentence() for each in model.against.guarantees]
             lines += [indent + line for line in body]
+        lines += [line for model in self.models for line in drafts(model)]
         lines += [f"note: {sentence}" for sentence in (*self.warnings, *(w for m in self.models for w in m.warnings))]
         return "\n".join(lines)
 

@@ -151,6 +151,53 @@ class Speed(Part):
     kernels: dict[str, str] = Field(description="The kernel of each linear; empty for a server.")
 
 
+class DraftedLoad(Part):
+    """What speculative decoding gains with a number of concurrent requests."""
+
+    concurrency: int
+    alone: Spread = Field(description="Generated tokens per second without drafts, over all requests.")
+    drafted: Spread = Field(description="The same with drafts, in turns.")
+    speedup: Change
+    accepted: float | None = Field(default=None, description="Share of draft tokens that were accepted.")
+    accepted_by_position: list[float] = Field(
+        default=[], description="Share of the first, second, … draft tokens that were accepted."
+    )
+    tokens_per_verification: float | None = Field(
+        default=None, description="Tokens that a sequence got from a step that verified its draft; one without drafts."
+    )
+    requests: int
+    same_answers: int = Field(description="Requests that gave the same tokens with and without drafts.")
+
+
+class DraftedSpeed(Part):
+    """What speculative decoding gains a model."""
+
+    drafter: str
+    prompt: int
+    generate: int
+    loads: list[DraftedLoad]
+
+    @property
+    def stops_paying(self) -> int | None:
+        """The smallest number of concurrent requests from which on drafts gained nothing; None if they did with the most."""
+        found = None
+        for load in sorted(self.loads, key=lambda each: -each.concurrency):
+            if load.speedup.ratio > 1:
+                break
+            found = load.concurrency
+        return found
+
+    @property
+    def verdict(self) -> str:
+        """For people."""
+        at = self.stops_paying
+        if at is None:
+            return "a gain was measured with each of these loads"
+        if at == min(load.concurrency for load in self.loads):
+            return "no gain was measured with any of these loads"
+        return f"no gain was measured from {at} requests at once on"
+
+
 class Sample(Part):
     """A model's greedy continuation of a prompt."""
 
@@ -327,6 +374,7 @@ class ModelResult(Part):
     text: Text | None = None
     tasks: list[TaskResult] = []
     speed: Speed | None = None
+    drafts: DraftedSpeed | None = Field(default=None, description="With speculative decoding, if a drafter was given.")
     samples: list[Sample] = []
     layers: list[Layer] = Field(default=[], description="Worst first.")
     training: list[TrainingRecord] = []

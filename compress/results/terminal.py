@@ -6,6 +6,7 @@ from .result import ModelResult
 from .tasks import is_worse, primary_tasks
 from .wording import (
     bytes_,
+    factor,
     interval,
     noise,
     number,
@@ -129,6 +130,24 @@ def _speed_lines(baseline: ModelResult, model: ModelResult, colour: bool) -> lis
     if against.decode.ratio < 1 or (against.prefill is not None and against.prefill.ratio < 1):
         lines += [f"reason:   {sentence}" for sentence in against.reasons]
     return lines
+
+
+def drafts(model: ModelResult) -> list[str]:
+    """What speculative decoding gains it."""
+    found = model.drafts
+    if found is None:
+        return []
+    loads = []
+    for load in found.loads:
+        notes = [interval(load.speedup.interval, factor), noise(load.speedup)]
+        if load.tokens_per_verification is not None and load.accepted is not None:
+            notes.append(f"{load.tokens_per_verification:.2f} tokens per verification, {share(load.accepted)} accepted")
+        elif load.tokens_per_verification is None:
+            notes.append("nothing was drafted")
+        if load.same_answers < load.requests:
+            notes.append(f"{load.requests - load.same_answers} of {load.requests} answers differ")
+        loads.append(f"{load.concurrency} at once {speedup(load.speedup.ratio)} ({', '.join(filter(None, notes))})")
+    return [f"drafts:   {model.name} with {found.drafter} drafting: {'; '.join(loads)}", f"          {found.verdict}"]
 
 
 def _comma(text: str) -> str:

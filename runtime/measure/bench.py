@@ -134,7 +134,7 @@ def measure(
         before, drafts = _stream_counts(engine), _draft_counts(engine)
         load, seed = f"{concurrency} at once", 1000 * concurrency
         if engine.drafting is not None:
-            with _undrafted(engine):
+            with undrafted(engine):
                 found.undrafted.append(run_load(engine, load, arrivals, concurrency, seed=seed, prompts=prompts))
         found.loads.append(run_load(engine, load, arrivals, concurrency, seed=seed, prompts=prompts))
         streamed.append((concurrency, _stream_counts(engine).since(before)))
@@ -165,7 +165,7 @@ def _draft_counts(engine: Engine) -> DraftCounts:
 
 
 @contextmanager
-def _undrafted(engine: Engine) -> Iterator[None]:
+def undrafted(engine: Engine) -> Iterator[None]:
     """Within it nothing is drafted."""
     drafting, engine.scheduler.drafting = engine.scheduler.drafting, None
     try:
@@ -181,6 +181,7 @@ def run_load(
     in_flight: int | None,
     seed: int,
     prompts: PromptMaker | None = None,
+    answers: list[list[int]] | None = None,
 ) -> LoadResult:
     """Serve arrivals at their times, or with ``in_flight`` concurrent requests.
 
@@ -191,12 +192,14 @@ def run_load(
         in_flight: how many to keep running; None to follow the arrivals' times.
         seed: of the prompts.
         prompts: makes the prompts; random tokens if None.
+        answers: gets each request's tokens, in the order of arrivals.
     """
     vocabulary = engine.model.spec.vocabulary
     make: PromptMaker = prompts or (lambda length, seed: random_prompt(length, vocabulary, seed))
     waiting = list(reversed(arrivals))
     came: dict[str, float] = {}
     tokens: dict[str, list[float]] = {}
+    said: dict[str, list[int]] = {}
     begun = time.perf_counter()
     while waiting or engine.has_work:
         now = time.perf_counter()
@@ -213,8 +216,11 @@ def run_load(
         for output in engine.step():
             times = tokens[output.id]
             # Of drafts several may come at once.
-            times.extend([time.perf_counter()] * (len(output.completions[0].tokens) - len(times)))
+            said[output.id] = output.completions[0].tokens
+            times.extend([time.perf_counter()] * (len(said[output.id]) - len(times)))
     seconds = time.perf_counter() - begun
+    if answers is not None:
+        answers.extend(list(said[key]) for key in came)
     requests = [
         RequestTimes(came[key], arrival.prompt, tokens[key]) for key, arrival in zip(came, arrivals, strict=True)
     ]

@@ -18,15 +18,16 @@ def random_prompt(length: int, vocabulary: int, seed: int) -> list[int]:
     return torch.randint(0, vocabulary, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def text_prompts(tokenizer: Any, longest: int) -> PromptMaker:
-    """Pieces of Smelt's evaluation text, for drafters, whose acceptance on random tokens would mean nothing.
+def text_prompts(tokenizer: Any, longest: int, source: TextSource | None = None) -> PromptMaker:
+    """Pieces of a text, for drafters, whose acceptance on random tokens would mean nothing.
 
     Args:
         tokenizer: the model's.
         longest: the most tokens of a prompt.
+        source: of the text; Smelt's evaluation text if None.
     """
     tokens: list[int] = []
-    for document in TextSource("builtin", "evaluation").documents():
+    for document in (source or TextSource("builtin", "evaluation")).documents():
         tokens += tokenizer(document, add_special_tokens=False).input_ids
         if len(tokens) > 200 * longest:
             break

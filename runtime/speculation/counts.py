@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 
@@ -76,6 +77,20 @@ class DraftCounts:
             self.rejected - before.rejected,
             less(self.drafted, before.drafted),
             less(self.accepted, before.accepted),
+        )
+
+    def with_those_of(self, others: DraftCounts) -> DraftCounts:
+        """Both together."""
+
+        def both(a: list[int], b: list[int]) -> list[int]:
+            return [x + y for x, y in itertools.zip_longest(a, b, fillvalue=0)]
+
+        return DraftCounts(
+            self.steps + others.steps,
+            self.verified + others.verified,
+            self.rejected + others.rejected,
+            both(self.drafted, others.drafted),
+            both(self.accepted, others.accepted),
         )
 
     def copy(self) -> DraftCounts:

@@ -61,6 +61,13 @@ def numbers(model: ModelResult) -> Iterator[Number]:
         metric = f"{change.task}, {change.metric}{through}: difference"
         yield Number(metric, change.difference, "", change.interval)
     yield from _speed(model, against)
+    for load in model.drafts.loads if model.drafts is not None else []:
+        at = f"{load.concurrency} in flight, drafted: "
+        yield Number(f"{at}speedup", load.speedup.ratio, "×", load.speedup.interval)
+        if load.accepted is not None:
+            yield Number(f"{at}accepted", load.accepted, "")
+        if load.tokens_per_verification is not None:
+            yield Number(f"{at}tokens per verification", load.tokens_per_verification, "")
 
 
 def _speed(model: ModelResult, against: Against) -> Iterator[Number]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...results import wording
 from ...results.report import ReportData
@@ -15,6 +15,8 @@ _ALONE = ["model", "first token", "prefill, tokens/s", "of limit", "decode, toke
 _ALONE += ["peak memory", "load time"]
 _LOADED = ["model", "in flight", "total tokens/s", "vs. baseline", "first token p50", "first token p99"]
 _LOADED += ["between tokens p50", "between tokens p99"]
+_DRAFTED = ["model", "drafter", "in flight", "tokens/s alone", "with drafts", "speedup", "tokens per verification"]
+_DRAFTED += ["accepted", "same answers"]
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,43 @@ def _speed_tables(report: ReportData) -> list[Table]:
     found = [
         table("Single request", _ALONE, alone, note=_shape(report)),
         table("Concurrent requests", _LOADED, loaded),
+        _draft_table(report),
     ]
     return [each for each in found if each is not None]
+
+
+def _draft_table(report: ReportData) -> Table | None:
+    """What speculative decoding gains, by load."""
+    rows: list[Row] = []
+    said: dict[str, None] = {}
+    for i, model in enumerate(report.models):
+        found = model.drafts
+        if found is None:
+            continue
+        said[f"{model.name}, drafted by {found.drafter}: {found.verdict}."] = None
+        for load in found.loads:
+            tokens, accepted = load.tokens_per_verification, load.accepted
+            positions = ", ".join(wording.share(each) for each in load.accepted_by_position)
+            change = _change(load.speedup)
+            bounds = wording.interval(load.speedup.interval, wording.factor)
+            rows.append(
+                (
+                    i,
+                    [
+                        named(report, model),
+                        Cell(found.drafter, kind="name"),
+                        Cell(str(load.concurrency), load.concurrency),
+                        _measured(load.alone, wording.number),
+                        _measured(load.drafted, wording.number),
+                        replace(change, notes=(bounds, *change.notes)),
+                        None if tokens is None else Cell(wording.fixed(tokens, 2), tokens),
+                        None if accepted is None else Cell(wording.share(accepted), accepted, notes=(positions,)),
+                        Cell(f"{load.same_answers} of {load.requests}", load.same_answers / load.requests),
+                    ],
+                )
+            )
+    note = "With and without drafts in turns, on prompts of the text. Under the accepted share that of each position in a draft."
+    return table("Speculative decoding", _DRAFTED, rows, words=["drafter"], note=" ".join([note, *said]))
 
 
 def _kernel_tables(report: ReportData) -> list[Kernels]:
