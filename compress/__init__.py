@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .pipeline.pipeline import RunResult, run
     from .recipe.recipe import Recipe
     from .results.report import ReportData
+    from .verification.verify import verify
 
 __all__ = [
     "Evaluate",
@@ -38,6 +39,7 @@ __all__ = [
     "merge",
     "quantize",
     "run",
+    "verify",
 ]
 
 _HOMES = {
@@ -53,6 +55,7 @@ _HOMES = {
     "merge": ".adapters.merge_adapter",
     "quantize": ".pipeline.in_memory",
     "run": ".pipeline.pipeline",
+    "verify": ".verification.verify",
 }
 
 

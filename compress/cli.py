@@ -1,5 +1,5 @@
 """The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``export``, ``merge``, ``chat``, ``serve``, ``deploy``, ``bench``, ``simulate``, ``plan``,
-``kernels`` and ``schema``.
+``verify``, ``kernels`` and ``schema``.
 
 Each command is a file in ``commands/`` and a row here.
 """
@@ -26,6 +26,7 @@ from .commands import (
     serve,
     simulate,
     sweep,
+    verify,
 )
 from .commands.outcome import say
 
@@ -48,6 +49,8 @@ app = typer.Typer(
     - `smelt eval runs/quickstart --baseline builtin:smelt-6m` compares accuracy and speed
 
     - `smelt inspect runs/quickstart/checkpoint` shows what its bytes hold
+
+    - `smelt verify runs/quickstart/checkpoint` measures again what its report claims
 
     - `smelt export runs/quickstart --to gptq --output runs/quickstart-gptq` writes it for other programs
 
@@ -83,6 +86,7 @@ for _name, _command in {
     "simulate": simulate.simulate,
     "plan": plan.plan,
     "schema": schema.schema,
+    "verify": verify.verify,
 }.items():
     app.command(_name)(_command)
 app.add_typer(kernels.app, name="kernels")

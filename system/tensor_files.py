@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LARGEST_HEADER = 100_000_000  # the format's own limit
 _MOST_DIMENSIONS = 16
+_PIECE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,25 @@ class SafetensorsFile:
         if tensor.numel():
             self._fill(name, memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), places)  # type: ignore
         return tensor
+
+    def pieces(self) -> Iterator[tuple[str, bytes]]:
+        """All bytes of the file in order, each piece with the tensor it belongs to; the header's with an empty name."""
+        in_order = sorted(self.tensors, key=lambda name: (self._offsets[name], self.tensors[name].nbytes))
+        sizes = [("", 8 + len(self.header)), *((name, self.tensors[name].nbytes) for name in in_order)]
+        try:
+            with self.path.open("rb") as file:
+                for name, size in sizes:
+                    left = size
+                    while left:
+                        piece = file.read(min(left, _PIECE))
+                        if not piece:
+                            raise SmeltError(
+                                f"{self.path}: the file ends inside {name}; it is truncated, copy it again"
+                            )
+                        left -= len(piece)
+                        yield name, piece
+        except OSError as error:
+            raise SmeltError(f"{self.path}: cannot be read ({error.strerror}); check the disk") from None
 
     def _fill(self, name: str, target: memoryview, places: Iterable[tuple[int, int]]) -> None:
         """Read bytes, each so many from an offset on, one after another into memory."""

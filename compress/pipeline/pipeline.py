@@ -35,6 +35,8 @@ from ..recipe.recipe import Recipe
 from ..reporting.card import write_card
 from ..reporting.report_files import load
 from ..results.report import ReportData
+from ..verification.claims import Claims, claim_measured
+from ..verification.files import digests
 from .build import steps_of
 from .plan import Plan, run_identity
 from .self_text import written_once
@@ -176,6 +178,7 @@ def _make_checkpoint(
             for record in records
         ],
         "reload": outcome.as_data(),
+        **Claims(files=digests(output.staging), logits=outcome.logits).data(),
     }
     write_text(output.staging / "smelt.json", json.dumps(facts, indent=2) + "\n")
     output.publish()
@@ -268,6 +271,7 @@ def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) 
 
     def card(report: ReportData) -> None:
         write_card(report, output.checkpoint, original)
+        claim_measured(output.checkpoint, report, plan.recipe.model)
 
     try:
         report = measured(evaluation(subjects), output.path, card)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from ...system.errors import SmeltError
 from ...system.machine import available_memory, human_bytes
 from ...system.progress import Progress
 from ...system.resources import release_freed_memory
+from ..verification.claims import LogitsClaim
+from ..verification.logits import logits_claim
 from .lockstep import Lockstep
 
 _WINDOWS = 2
@@ -38,16 +40,18 @@ class Reload:
             to the largest logit; None when streamed.
         allowed: the largest difference allowed.
         sentence: what was done.
+        logits: what transformers computed, to be claimed of the checkpoint; None when streamed.
     """
 
     through: str
     largest_difference: float | None
     allowed: float
     sentence: str
+    logits: LogitsClaim | None = None
 
     def as_data(self) -> dict[str, Any]:
-        """As plain data for JSON."""
-        return asdict(self)
+        """As plain data for JSON, without the logits."""
+        return {name: getattr(self, name) for name in ("through", "largest_difference", "allowed", "sentence")}
 
 
 def whole_model_bytes(model: OpenModel) -> int:
@@ -118,7 +122,7 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
         "are too" if difference == 0 else f"differ by at most {difference:.1e} of the largest (allowed {allowed:.0e})"
     )
     sentence = f"reloaded with transformers{how}; its weights are identical, and its logits {logits}"
-    return Reload("transformers", difference, allowed, sentence)
+    return Reload("transformers", difference, allowed, sentence, logits_claim(tokens, found, arguments))
 
 
 def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[dict[str, Any], str, int | None]:

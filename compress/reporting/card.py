@@ -194,6 +194,7 @@ def _use(checkpoint: Path, model: ModelResult) -> list[str]:
         "```sh",
         *_serving(model),
         "smelt chat PATH",
+        "smelt verify PATH      # measures again what is said here",
         "```",
         "",
         "```python",

@@ -1,0 +1,98 @@
+"""Digests of a checkpoint's files, and what has changed in them since."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...system.errors import SmeltError
+from ...system.files import check_regular
+from ...system.tensor_files import SafetensorsFile
+from .claims import RECORD, FileClaim
+from .finding import Finding
+from .signature import SIGNATURE
+
+_WEIGHTS = ".safetensors"
+# People and the hub change these, and nothing computes with them.
+_OTHERS = (RECORD, SIGNATURE, "README.md", ".gitattributes")
+
+
+def digests(checkpoint: Path) -> dict[str, FileClaim]:
+    """The digests of all files of a checkpoint that decide what it computes.
+
+    Args:
+        checkpoint: its directory.
+    """
+    found = {}
+    for path in sorted(checkpoint.iterdir()):
+        if path.is_file() and path.name not in _OTHERS:
+            whole, tensors = _digests(path) if path.suffix == _WEIGHTS else (_digest(path), {})
+            found[path.name] = FileClaim(sha256=whole, bytes=path.stat().st_size, tensors=tensors)
+    return found
+
+
+def check_files(checkpoint: Path, claimed: dict[str, FileClaim]) -> Iterator[Finding]:
+    """Compare a checkpoint's files with their digests; where one differs, its tensors are named that do."""
+    changed = []
+    for name, claim in claimed.items():
+        path = checkpoint / name
+        what = f"the file {name}"
+        if Path(name).name != name:
+            changed.append(Finding(what, "not confirmed", "its name leads out of the checkpoint"))
+        elif not path.exists():
+            changed.append(Finding(what, "not confirmed", "is missing"))
+        else:
+            try:
+                check_regular(path)
+                same = _digest(path) == claim.sha256
+            except (SmeltError, OSError) as error:
+                changed.append(Finding(what, "not confirmed", str(error)))
+                continue
+            if not same:
+                changed.append(Finding(what, "not confirmed", _where(path, claim)))
+    added = sorted(path.name for path in checkpoint.iterdir() if path.name not in claimed and path.name not in _OTHERS)
+    changed += [
+        Finding(f"the file {name}", "not confirmed", "was added after the checkpoint was written") for name in added
+    ]
+    if changed:
+        yield from changed
+    elif claimed:
+        size = sum(claim.bytes for claim in claimed.values())
+        yield Finding("the files", "confirmed", f"all {len(claimed)} have their digests ({size / 1e6:,.1f} MB)")
+
+
+def _where(path: Path, claim: FileClaim) -> str:
+    size = path.stat().st_size
+    if size != claim.bytes:
+        return f"has {size:,} bytes instead of {claim.bytes:,}"
+    if path.suffix != _WEIGHTS:
+        return "was changed"
+    try:
+        _, tensors = _digests(path)
+    except SmeltError as error:
+        return f"was changed: {error}"
+    other = [name for name in claim.tensors if tensors.get(name) != claim.tensors[name]]
+    if not other:
+        return "was changed in its header; all tensors are the same"
+    more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+    return f"was changed in {', '.join(other[:3])}{more}"
+
+
+def _digests(path: Path) -> tuple[str, dict[str, str]]:
+    """The file's digest, and each tensor's, over its dtype, shape and bytes."""
+    file, whole = SafetensorsFile(path), hashlib.sha256()
+    of_tensors = {
+        name: hashlib.sha256(f"{str(info.dtype).removeprefix('torch.')} {list(info.shape)}".encode())
+        for name, info in file.tensors.items()
+    }
+    for name, piece in file.pieces():
+        whole.update(piece)
+        if name:
+            of_tensors[name].update(piece)
+    return whole.hexdigest(), {name: digest.hexdigest() for name, digest in of_tensors.items()}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
