@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Self
 
 _END_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
 
 
 class OtherProcesses:
@@ -26,6 +27,7 @@ class OtherProcesses:
         self, processes: list[subprocess.Popen[bytes]], directory: tempfile.TemporaryDirectory[str] | None = None
     ) -> None:
         self._processes, self._directory = processes, directory
+        self._ending = threading.Event()
 
     @classmethod
     def started(
@@ -75,8 +77,25 @@ class OtherProcesses:
                 return f"rank {rank} (process {process.pid}) {how}"
         return None
 
+    def watch(self, when_lost: Callable[[], object]) -> None:
+        """Call a function, from a thread, if one of them fails or is killed before :meth:`end` is called.
+
+        Args:
+            when_lost: the function.
+        """
+
+        def look() -> None:
+            while not self._ending.wait(_LOOK_SECONDS):
+                if any(process.poll() not in (None, 0) for process in self._processes):
+                    when_lost()
+                    return
+
+        if self._processes:
+            threading.Thread(target=look, name="smelt-watch", daemon=True).start()
+
     def end(self, seconds: float = _END_SECONDS) -> None:
         """Wait so long for them to end by themselves, and then end them."""
+        self._ending.set()
         until = time.monotonic() + seconds
         for process in self._processes:
             try:

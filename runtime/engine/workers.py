@@ -210,6 +210,8 @@ class Workers:
             ranks, others = started(_MODULE, config.ranks, device)
         else:
             ranks, others = joined_by_environment(device), OtherProcesses([])
+        # gloo may wait for ever to send to a process that ended at that moment.
+        others.watch(ranks.close)
         before = torch.get_num_threads()
         threads = max(1, before // config.ranks)
         if device == "cpu":

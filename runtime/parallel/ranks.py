@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -159,6 +160,7 @@ class ConnectedRanks(Ranks):
         self.rank, self.count = rank, count
         self._store, self._device, self._here_only = store, device, here_only
         self._parts: list[ConnectedRanks] = []
+        self._closing, self._closed = threading.Lock(), False
         self._messages = _gloo(PrefixStore("smelt messages", store), rank, count, here_only=here_only)
         self._tensors: Any = self._messages
         if device == "cuda":
@@ -235,10 +237,14 @@ class ConnectedRanks(Ranks):
         return [self._data_of(rank, data) for rank in range(self.count)]
 
     def close(self) -> None:
-        for part in self._parts:
-            part.close()
-        for group in {id(each): each for each in (self._tensors, self._messages)}.values():
-            group.abort()
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            for part in self._parts:
+                part.close()
+            for group in {id(each): each for each in (self._tensors, self._messages)}.values():
+                group.abort()
 
     def _data_of(self, rank: int, data: Any) -> Any:
         raw = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)

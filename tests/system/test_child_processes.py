@@ -1,0 +1,38 @@
+"""Processes that are watched: whoever waits for one that was killed must hear of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+from smelt.system.child_processes import OtherProcesses
+
+
+def _sleeping(count: int = 2) -> OtherProcesses:
+    code = "import sys; sys.exit(int(sys.stdin.readline() or 0))"
+    return OtherProcesses([subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in range(count)])
+
+
+@pytest.mark.parametrize("how", ["killed", "failed"])
+def test_a_process_that_is_lost_is_told_of(how: str) -> None:
+    others, told = _sleeping(), threading.Event()
+    others.watch(told.set)
+    process = others._processes[1]
+    if how == "killed":
+        process.kill()
+    else:
+        process.communicate(b"3\n")
+    assert told.wait(10)
+    assert "rank 2" in str(others.lost())
+    others.end(0)
+
+
+def test_processes_that_end_as_they_should_are_not_lost() -> None:
+    others, told = _sleeping(), threading.Event()
+    others.watch(told.set)
+    others._processes[0].communicate(b"0\n")
+    assert not told.wait(2.5)
+    others.end(0)
+    assert not told.wait(1.5)
