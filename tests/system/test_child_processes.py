@@ -16,23 +16,23 @@ def _sleeping(count: int = 2) -> OtherProcesses:
 
 
 @pytest.mark.parametrize("how", ["killed", "failed"])
-def test_a_process_that_is_lost_is_told_of(how: str) -> None:
-    others, told = _sleeping(), threading.Event()
-    others.watch(told.set)
+def test_a_lost_process_is_reported(how: str) -> None:
+    others, called = _sleeping(), threading.Event()
+    others.watch(called.set)
     process = others._processes[1]
     if how == "killed":
         process.kill()
     else:
         process.communicate(b"3\n")
-    assert told.wait(10)
+    assert called.wait(10)
     assert "rank 2" in str(others.lost())
     others.end(0)
 
 
 def test_processes_that_end_as_they_should_are_not_lost() -> None:
-    others, told = _sleeping(), threading.Event()
-    others.watch(told.set)
+    others, called = _sleeping(), threading.Event()
+    others.watch(called.set)
     others._processes[0].communicate(b"0\n")
-    assert not told.wait(2.5)
+    assert not called.wait(2.5)
     others.end(0)
-    assert not told.wait(1.5)
+    assert not called.wait(1.5)
