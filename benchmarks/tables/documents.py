@@ -11,6 +11,7 @@ from typing import Protocol
 from ..common import REPOSITORY, RESULTS
 from . import (
     gpu,
+    guarantees,
     parallel,
     predictions,
     pruning,
@@ -43,6 +44,7 @@ TABLES: dict[str, _Table] = {
     **serving_on_engine.TABLES,
     **parallel.TABLES,
     **speculation.TABLES,
+    **guarantees.TABLES,
 }
 
 

@@ -50,7 +50,7 @@ def eval_(
     ] = None,
     guarantee: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLAIM", help="E.g. `acc loss <= 1% @95%` or `ppl loss <= 2%`. Repeatable."),
+        typer.Option(metavar="CLAIM", help="E.g. `acc loss <= 1% @95%`, `ppl loss <= 2%` or `kl <= 0.02`. Repeatable."),
     ] = None,
     drafter: Annotated[
         str | None,

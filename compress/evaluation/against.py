@@ -109,7 +109,7 @@ def _bits_interval(baseline: Text, model: Text, paired: bool) -> Interval | None
 
 
 def _task_change(baseline: TaskResult, model: TaskResult) -> TaskChange | None:
-    key = ("task", "metric", "filter", "items", "fewshot", "version")
+    key = ("task", "metric", "filter", "items", "of", "fewshot", "version")
     if any(getattr(baseline, name) != getattr(model, name) for name in key):
         return None
     fields: dict[str, Any] = {"difference": model.value - baseline.value}

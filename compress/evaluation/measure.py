@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ...models.text.text_source import TextSource
-from ...runtime import Engine
-from ...system.device import device_named, give_back
 from ...system.errors import SmeltError
 from ...system.progress import Progress
 from ...system.versions import versions
@@ -20,17 +17,16 @@ from ..results.result import Against, DraftedSpeed, Machine, ModelResult, Sample
 from ..results.this_machine import this_machine
 from .against import against, incomparable
 from .drafts import EvaluatedDrafter, measure_drafts
-from .guarantee import Guarantee, guaranteed
+from .early_stop import FIRST, parts
+from .guarantee import Guarantee, guaranteed, planned
 from .journal import Journal
-from .scoring.runtime_reader import RuntimeReader
-from .scoring.samples import continuations, prompts
+from .opened import Engines, Readings
+from .scoring.samples import prompts
 from .scoring.tasks import Tasks
-from .scoring.text import Divergence, Excerpt, Reading, divergence, likelihood, read
+from .scoring.text import Divergence, Excerpt, TextsCompared, divergence, likelihood
 from .settings import Evaluate
 from .speed import MachineRates, MeasuredCheckpoint, measure_speed
 from .subject import Subject
-
-_SEQUENCES = 32
 
 
 class Evaluation:
@@ -78,6 +74,9 @@ class Evaluation:
         self._results = {subject.name: subject.described() for subject in self._subjects}
         self._divergences: dict[str, Divergence] = {}
         self._warnings: list[str] = []
+        self._guarantees = [Guarantee.parse(each) for each in settings.guarantee]
+        candidates = sum(subject.role == "candidate" for subject in self._subjects)
+        self._planned = planned(self._guarantees, [] if tasks is None else list(tasks.loaded), candidates)
         self._missing = self._wanted() if wanted else {}
 
     def run(self) -> None:
@@ -90,8 +89,11 @@ class Evaluation:
         if not self._missing:
             return
         self._read_texts()
-        for subject in self._subjects:
-            self._serve(subject)
+        with Engines(self._subjects, self._settings, self._progress) as engines:
+            self._settle(engines)
+            for subject in self._subjects:
+                self._serve(subject, engines)
+                engines.forget(subject)
         self._time()
         for subject in self._drafted:
             self._draft(subject)
@@ -133,7 +135,8 @@ class Evaluation:
 
     def _guaranteed(self, baseline: ModelResult, models: list[ModelResult]) -> list[ModelResult]:
         """Models with what is known of the claims on them."""
-        known = guaranteed(baseline, models, [Guarantee.parse(each) for each in self._settings.guarantee])
+        kl = {name: divergence.kl for name, divergence in self._divergences.items()}
+        known = guaranteed(baseline, models, self._guarantees, kl=kl, planned=self._planned)
         return [
             model.model_copy(update={"against": model.against.model_copy(update={"guarantees": known[model.name]})})
             if model.against is not None
@@ -184,9 +187,12 @@ class Evaluation:
             return
         baseline = next((s for s in subjects if s.role == "baseline"), None)
         others = [s for s in subjects if s is not baseline]
-        with _Readings(self._directory, self._settings, self._progress) as readings:
+        with Readings(self._directory, self._settings, self._progress) as readings:
             first = baseline or others[0]
             excerpt = self._cut(first)
+            if baseline is not None and self._is_read_in_parts(excerpt, others):
+                self._read_in_parts(baseline, others, excerpt)
+                return
             if baseline is None or not others:
                 self._read_alone(first, excerpt, readings)
                 others = [s for s in others if s is not first]
@@ -207,6 +213,15 @@ class Evaluation:
             if baseline is not None and ("text", baseline.name) in self._missing:
                 self._read_alone(baseline, excerpt, readings)
 
+    def _is_read_in_parts(self, excerpt: Excerpt, others: Sequence[Subject]) -> bool:
+        return (
+            any(claim.is_about_text for claim in self._guarantees)
+            and len(excerpt.bytes) > FIRST
+            and bool(others)
+            and all(each.server is None for each in others)
+            and all(self._cut(each).windows.fingerprint == excerpt.windows.fingerprint for each in others)
+        )
+
     def _cut(self, subject: Subject, like: Excerpt | None = None) -> Excerpt:
         e = self._settings
         excerpt = Excerpt.cut(e.source(), subject.tokenizer, e.windows, e.length, like=like)
@@ -219,7 +234,7 @@ class Evaluation:
             )
         return excerpt
 
-    def _read_alone(self, subject: Subject, excerpt: Excerpt, readings: _Readings) -> None:
+    def _read_alone(self, subject: Subject, excerpt: Excerpt, readings: Readings) -> None:
         def measure() -> dict[str, Any]:
             if subject.server is not None:
                 return subject.server.likelihood(excerpt, self._progress).model_dump(mode="json")
@@ -232,49 +247,120 @@ class Evaluation:
         found = self._journal.keep(self._key("text", subject, excerpt), measure)
         self._have(("text", subject.name), text=Text.model_validate(found))
 
-    def _read_beside(self, baseline: Subject, subject: Subject, excerpt: Excerpt, readings: _Readings) -> None:
+    def _read_beside(self, baseline: Subject, subject: Subject, excerpt: Excerpt, readings: Readings) -> None:
+        found = self._compared(baseline, subject, excerpt, readings)
+        self._have(("text", baseline.name), text=found.baseline)
+        self._have(("text", subject.name), text=found.model)
+        if found.divergence is not None:
+            self._divergences[subject.name] = found.divergence
+
+    def _compared(self, baseline: Subject, subject: Subject, excerpt: Excerpt, readings: Readings) -> TextsCompared:
         def measure() -> dict[str, Any]:
             before = readings.of(baseline, excerpt)
             after = readings.of(subject, excerpt)
             try:
-                texts = divergence(before, after, (baseline.name, subject.name))
+                found = TextsCompared(*divergence(before, after, (baseline.name, subject.name)))
             finally:
                 readings.forget(subject)
-            apart = None if texts[2] is None else dataclasses.asdict(texts[2])
-            return {
-                "baseline": texts[0].model_dump(mode="json"),
-                "model": texts[1].model_dump(mode="json"),
-                "divergence": apart,
-            }
+            return found.as_data()
 
         key = self._key("text", subject, excerpt) | {"baseline": [baseline.fingerprint, baseline.companions]}
-        found = self._journal.keep(key, measure)
-        self._have(("text", baseline.name), text=Text.model_validate(found["baseline"]))
-        self._have(("text", subject.name), text=Text.model_validate(found["model"]))
-        if found["divergence"] is not None:
-            self._divergences[subject.name] = Divergence(**found["divergence"])
+        return TextsCompared.of_data(self._journal.keep(key, measure))
+
+    def _read_in_parts(self, baseline: Subject, others: Sequence[Subject], excerpt: Excerpt) -> None:
+        """Read windows in random order until what is claimed of how they are predicted is known."""
+        so_far: dict[str, TextsCompared] = {}
+        read: list[int] = []
+        count = len(excerpt.bytes)
+        for numbers in parts(count):
+            read += numbers
+            chosen, together = excerpt.chosen(numbers), excerpt.chosen(read)
+            with Readings(self._directory, self._settings, self._progress) as readings:
+                for subject in others:
+                    more = self._compared(baseline, subject, chosen, readings)
+                    before = so_far.get(subject.name)
+                    so_far[subject.name] = more if before is None else before.and_then(more, together)
+            if len(read) == count:
+                so_far = {name: each.in_order(read, excerpt) for name, each in so_far.items()}
+                break
+            models = [self._results[name].model_copy(update={"text": each.model}) for name, each in so_far.items()]
+            base = self._results[baseline.name].model_copy(update={"text": so_far[others[0].name].baseline})
+            kl = {name: each.divergence.kl for name, each in so_far.items() if each.divergence is not None}
+            claims = [claim for claim in self._guarantees if claim.is_about_text]
+            known = guaranteed(base, models, claims, kl=kl, planned=self._planned)
+            if all(each.verdict != "undecided" for of_model in known.values() for each in of_model):
+                so_far = {name: each.stopped(count) for name, each in so_far.items()}
+                break
+        for subject in others:
+            found = so_far[subject.name]
+            self._have(("text", baseline.name), text=found.baseline)
+            self._have(("text", subject.name), text=found.model)
+            if found.divergence is not None:
+                self._divergences[subject.name] = found.divergence
 
     # What needs an engine
 
-    def _serve(self, subject: Subject) -> None:
+    def _serve(self, subject: Subject, engines: Engines) -> None:
         if subject.only_text is not None:
             return
-        with _Served(subject, self._settings, self._progress) as served:
-            for task in self._answered(subject):
-                self._answer(subject, served, task)
-            if self._tasks is not None:
-                found = self._results[subject.name].tasks
-                ahead = self._tasks.of_groups(found)
-                self._results[subject.name] = self._results[subject.name].model_copy(update={"tasks": ahead + found})
-            if self._settings.samples:
-                beginnings = prompts(TextSource("builtin", "evaluation"), self._settings.samples)
-                found = self._journal.keep(
-                    self._key("samples", subject) | {"prompts": beginnings},
-                    lambda: [sample.model_dump(mode="json") for sample in served.continuations(beginnings)],
-                )
-                self._have(("samples", subject.name), samples=[Sample.model_validate(each) for each in found])
+        for task in self._answered(subject):
+            if ("task", subject.name, task) in self._missing:
+                self._have_task(subject, task, self._answer(subject, engines, task))
+        if self._tasks is not None:
+            in_order = list(self._tasks.loaded)
+            found = sorted(self._results[subject.name].tasks, key=lambda result: in_order.index(result.task))
+            ahead = self._tasks.of_groups(found)
+            self._results[subject.name] = self._results[subject.name].model_copy(update={"tasks": ahead + found})
+        if self._settings.samples:
+            beginnings = prompts(TextSource("builtin", "evaluation"), self._settings.samples)
+            found = self._journal.keep(
+                self._key("samples", subject) | {"prompts": beginnings},
+                lambda: [sample.model_dump(mode="json") for sample in engines.of(subject).continuations(beginnings)],
+            )
+            self._have(("samples", subject.name), samples=[Sample.model_validate(each) for each in found])
 
-    def _answer(self, subject: Subject, served: _Served, task: str) -> None:
+    def _settle(self, engines: Engines) -> None:
+        """Let all models answer a task that is claimed something about by turns, until it is known."""
+        baseline = next((s for s in self._subjects if s.role == "baseline"), None)
+        if baseline is None or self._tasks is None:
+            return
+        for task in self._tasks.loaded:
+            answering = [s for s in self._subjects if s.only_text is None and task in self._answered(s)]
+            claimed = any(claim.is_about(task) for claim in self._guarantees)
+            if claimed and baseline in answering and len(answering) > 1:
+                self._settle_task(task, baseline, answering, engines)
+
+    def _settle_task(self, task: str, baseline: Subject, answering: list[Subject], engines: Engines) -> None:
+        assert self._tasks is not None
+        count = self._tasks.count(task, self._settings.limit)
+        so_far: dict[str, list[TaskResult]] = {}
+        answered: list[int] = []
+        for items in parts(count):
+            answered += items
+            for subject in answering:
+                more = self._answer(subject, engines, task, items)
+                before = so_far.get(subject.name, [])
+                so_far[subject.name] = self._tasks.together(task, before, more) if before else more
+            alone = {name: self._results[name].model_copy(update={"tasks": found}) for name, found in so_far.items()}
+            others = [model for name, model in alone.items() if name != baseline.name]
+            known = guaranteed(alone[baseline.name], others, self._guarantees, planned=self._planned)
+            verdicts = [each.verdict for of_model in known.values() for each in of_model if each.what == task]
+            if not verdicts:
+                return  # its items are neither right nor wrong: nothing can be claimed of it, and all of it is measured
+            if "undecided" not in verdicts:
+                break
+        for subject in answering:
+            found = so_far[subject.name]
+            of = count if len(answered) < count else None
+            self._have_task(subject, task, self._tasks.in_order(found, answered, of))
+
+    def _have_task(self, subject: Subject, task: str, found: list[TaskResult]) -> None:
+        self._have(("task", subject.name, task), tasks=[*self._results[subject.name].tasks, *found])
+
+    def _answer(
+        self, subject: Subject, engines: Engines, task: str, items: list[int] | None = None
+    ) -> list[TaskResult]:
+        """A task's metrics, or those of some of its items."""
         assert self._tasks is not None
         tasks, settings = self._tasks, self._settings
         key = self._key("task", subject) | {
@@ -282,12 +368,14 @@ class Evaluation:
             "defined": tasks.digests[task],
             "limit": settings.limit,
             "fewshot": settings.fewshot,
+            **({} if items is None else {"items": items}),
         }
 
         def measure() -> list[dict[str, Any]]:
             self._progress.say(f"{subject.name} answers {task}")
             try:
-                results = tasks.run(task, served.harness, settings.limit, settings.fewshot)
+                harness = engines.of(subject).harness
+                results = tasks.run(task, harness, settings.limit, settings.fewshot, items)
             except SmeltError as problem:
                 raise SmeltError(f"{task} answered by {subject.name}: {problem}") from None
             except Exception as error:  # tasks run code of many authors
@@ -298,11 +386,10 @@ class Evaluation:
                 ) from error
             return [result.model_dump(mode="json") for result in results]
 
-        found = [
+        return [
             TaskResult.model_validate(each).model_copy(update={"group": tasks.group_of(task)})
             for each in self._journal.keep(key, measure)
         ]
-        self._have(("task", subject.name, task), tasks=[*self._results[subject.name].tasks, *found])
 
     # Speed
 
@@ -396,80 +483,3 @@ class Evaluation:
             "versions": versions("lm-eval"),
         }
         return key if excerpt is None else key | {"text": excerpt.windows.fingerprint, "source": excerpt.source}
-
-
-class _Readings:
-    """Readings of an excerpt, by subject, so that a baseline reads it once for all."""
-
-    def __init__(self, directory: Path, settings: Evaluate, progress: Progress) -> None:
-        self._directory, self._settings, self._progress = directory, settings, progress
-        self._of: dict[str, Reading] = {}
-
-    def of(self, subject: Subject, excerpt: Excerpt) -> Reading:
-        if subject.name not in self._of:
-            if subject.open_reader is not None:
-                reader, computed_by = subject.open_reader(self._directory)
-            else:
-                directory = subject.directory
-                config = self._settings.engine(trust_remote_code=directory.trust_remote_code)
-                reader = RuntimeReader(directory.path, self._directory, config)
-                computed_by = "Smelt's runtime"
-            self._of[subject.name] = read(reader, excerpt, computed_by, subject.name, self._progress)
-        return self._of[subject.name]
-
-    def forget(self, subject: Subject) -> None:
-        self._of.pop(subject.name).close()
-
-    def __enter__(self) -> _Readings:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with ExitStack() as closing:
-            for reading in self._of.values():
-                closing.callback(reading.close)
-
-
-class _Served:
-    """An engine for a subject, loaded on first use; or the server that it is behind."""
-
-    def __init__(self, subject: Subject, settings: Evaluate, progress: Progress) -> None:
-        self._subject, self._settings, self._progress = subject, settings, progress
-        self._engine: Engine | None = None
-        self._harness: Any = None
-
-    @property
-    def engine(self) -> Engine:
-        if self._engine is None:
-            self._progress.say(f"loading {self._subject.name}")
-            directory = self._subject.directory
-            config = self._settings.engine(trust_remote_code=directory.trust_remote_code)
-            self._engine = Engine(directory.path, config, max_sequences=_SEQUENCES)
-        return self._engine
-
-    @property
-    def harness(self) -> Any:
-        quiet = not self._progress.enabled
-        if self._harness is None and self._subject.server is not None:
-            from .scoring.server_lm import ServerLM
-
-            self._harness = ServerLM(self._subject.server, disable_tqdm=quiet)
-        elif self._harness is None:
-            from ..integrations.lm_eval import SmeltLM
-
-            self._harness = SmeltLM(engine=self.engine, disable_tqdm=quiet)
-        return self._harness
-
-    def continuations(self, beginnings: list[str]) -> list[Sample]:
-        server = self._subject.server
-        if server is not None:
-            return server.continuations(beginnings)
-        return continuations(self.engine, beginnings, self._subject.name)
-
-    def __enter__(self) -> _Served:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._engine is not None:
-            self._engine.close()
-        self._engine = self._harness = None
-        give_back(device_named(self._settings.device))

@@ -73,7 +73,7 @@ def guarantee_problems(settings: Evaluate, where: str = "evaluate.") -> list[Pro
         except SmeltError as error:
             problems.append(Problem(f"{where}guarantee", str(error)))
             continue
-        if what != "ppl" and not settings.tasks:
+        if what not in ("ppl", "kl") and not settings.tasks:
             problems.append(
                 Problem(f"{where}guarantee", f"{text!r} is about tasks, and none is measured; name them under tasks")
             )

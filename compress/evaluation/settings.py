@@ -58,7 +58,8 @@ class Evaluate(RecipeModel):
     limit: int | None = Field(default=None, ge=1, description="Maximum items per task; default: all.")
     fewshot: int | None = Field(default=None, ge=0, description="Few-shot examples per prompt; default: the task's.")
     guarantee: list[str] = Field(
-        default=[], description="Claims on losses beside the original, such as `acc loss <= 1% @95%`, to be certified."
+        default=[],
+        description="Claims on losses beside the original, such as `acc loss <= 1% @95%`, to be certified; measuring stops when they are.",
     )
     drafter: PathText | None = Field(
         default=None,

@@ -64,6 +64,10 @@ class Text(Part):
 
     source: str
     windows: int
+    of: int | None = Field(
+        default=None,
+        description="How many windows there are, if fewer were read, in random order, because what is guaranteed was known.",
+    )
     length: int = Field(description="Tokens per window; each window is read from position 0.")
     perplexity: float = Field(description="exp of the mean negative log-likelihood per token.")
     perplexity_interval: Interval | None = Field(default=None, description="95%, over windows.")
@@ -88,7 +92,11 @@ class TaskResult(Part):
     higher_is_better: bool
     aggregation: str = Field(description="lm-eval's name of the aggregation over items.")
     items: int
-    by_item: list[Any] = Field(description="The metric of each item, in the task's order.")
+    of: int | None = Field(
+        default=None,
+        description="How many items there are, if fewer were answered, in random order, because what is guaranteed was known.",
+    )
+    by_item: list[Any] = Field(description="The metric of each item, in the task's order or, with `of`, as answered.")
     fewshot: int
     version: str
     group: str | None = Field(default=None, description="The group it is part of, whose value represents it.")
@@ -286,12 +294,13 @@ class Guaranteed(Part):
     """What is known of a claim that a model loses at most so much. Bounds hold together with all other claims of the report."""
 
     claim: str
-    what: str = Field(description="The task, or `ppl`.")
-    limit: float
+    what: str = Field(description="The task, `ppl` or `kl`.")
+    limit: float = Field(description="Of the loss; of `kl` in nats.")
     confidence: float
     claims: int = Field(description="How many share the probability of an error.")
     verdict: Literal["certified", "refuted", "undecided"]
     items: int
+    of: int | None = Field(default=None, description="How many items there are, if fewer were needed.")
     loss: float = Field(description="Over these items.")
     at_most: float = Field(description="The loss is at most so much, with the confidence.")
     at_least: float = Field(description="The loss is at least so much, with the confidence.")
@@ -304,22 +313,33 @@ class Guaranteed(Part):
 
     def sentence(self) -> str:
         """For people."""
-        of = f"{self.what} loses at most {self.limit:.2%}"
+        say, moved = self.say, self.say_signed
+        is_kl = self.what == "kl"
+        of = f"{'the KL divergence is' if is_kl else f'{self.what} loses'} at most {say(self.limit)}"
         sure = f"{self.confidence:.0%}" + (f", with all {self.claims} claims" if self.claims > 1 else "")
+        rest = "" if self.of is None else f" of {self.of:,}, the others were not needed"
+        items = "windows" if self.what in ("ppl", "kl") else "items"
+        over = f"{moved(self.loss)} over {self.items:,} {items}{rest}"
         if self.verdict == "certified":
-            return (
-                f"certified: {of} ({self.loss:+.2%} over {self.items:,} items; at most {self.at_most:.2%} with {sure})"
-            )
+            return f"certified: {of} ({over}; at most {say(self.at_most)} with {sure})"
         if self.verdict == "refuted":
-            return f"refuted: that {of} ({self.loss:+.2%} over {self.items:,} items; at least {self.at_least:.2%} with {sure})"
+            return f"refuted: that {of} ({over}; at least {say(self.at_least)} with {sure})"
         if self.more_items is not None:
-            needs = f"needs about {self.more_items:,} more items like these"
+            needs = f"needs about {self.more_items:,} more {items} like these"
         else:
-            needs = "more items like these would not certify it"
+            needs = f"more {items} like these would not certify it"
         return (
-            f"undecided: whether {of} ({self.loss:+.2%} over {self.items:,} items, from {self.at_least:+.2%} to {self.at_most:+.2%} with {sure};"
-            f" so many items certify no less than {self.smallest:.2%}): {needs}"
+            f"undecided: whether {of} ({over}, from {moved(self.at_least)} to {moved(self.at_most)} with {sure};"
+            f" so many {items} certify no less than {say(self.smallest)}): {needs}"
         )
+
+    def say(self, value: float) -> str:
+        """A loss for people."""
+        return f"{value:.4f} nats" if self.what == "kl" else f"{value:.2%}"
+
+    def say_signed(self, value: float) -> str:
+        """The same with its sign, where it may have one."""
+        return self.say(value) if self.what == "kl" else f"{value:+.2%}"
 
 
 class Against(Part):

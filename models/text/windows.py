@@ -35,6 +35,10 @@ class Windows:
         """The first of them."""
         return _fingerprinted(self.tokens[:count])
 
+    def chosen(self, numbers: list[int]) -> Windows:
+        """Some of them, in the order of the numbers."""
+        return _fingerprinted(self.tokens[numbers])
+
 
 def calibration_windows(
     source: TextSource, tokenizer: PreTrainedTokenizerBase, samples: int, length: int, seed: int

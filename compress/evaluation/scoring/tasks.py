@@ -6,6 +6,7 @@ import io
 import logging
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
@@ -117,11 +118,60 @@ class Tasks:
                 for used_filter in config.filter_list or dict.fromkeys(r.filter for r in of_metric):
                     parts = [r for r in of_metric if r.filter == used_filter]
                     # Means only: other aggregations are not sums over items.
-                    if len(parts) == len(members) and all(part.aggregation == "mean" for part in parts):
+                    # A part that was stopped early counts for fewer items than it has.
+                    whole = all(part.aggregation == "mean" and part.of is None for part in parts)
+                    if len(parts) == len(members) and whole:
                         found.append(_of_group(name, str(group.version), parts, bool(config.weight_by_size)))
         return found
 
-    def run(self, name: str, model: Any, limit: int | None, fewshot: int | None) -> list[TaskResult]:
+    def count(self, name: str, limit: int | None) -> int:
+        """How many items a task has.
+
+        Args:
+            name: of the task.
+            limit: how many are answered at most.
+        """
+        return min(len(self.loaded[name].eval_docs), limit or sys.maxsize)
+
+    def together(self, name: str, first: list[TaskResult], more: list[TaskResult]) -> list[TaskResult]:
+        """A task's metrics over the items of two parts, those of the first part first.
+
+        Args:
+            name: of the task.
+            first, more: the parts' metrics.
+        """
+        found = []
+        for one, other in zip(first, more, strict=True):
+            assert (one.metric, one.filter) == (other.metric, other.filter)
+            found.append(self._over(name, one, [*one.by_item, *other.by_item]))
+        return found
+
+    def in_order(self, results: list[TaskResult], items: list[int], of: int | None) -> list[TaskResult]:
+        """Metrics of all items in the task's order; or, if ``of`` says that there are more, as they were answered.
+
+        Args:
+            results: of one task.
+            items: the numbers of the items, as they were answered.
+            of: how many items there are, if these are fewer.
+        """
+        if of is not None:
+            return [result.model_copy(update={"of": of}) for result in results]
+        places = [place for _, place in sorted((item, place) for place, item in enumerate(items))]
+        return [self._over(each.task, each, [each.by_item[i] for i in places]) for each in results]
+
+    def _over(self, name: str, result: TaskResult, by_item: list[Any]) -> TaskResult:
+        aggregate = self.loaded[name].aggregation()[result.metric]
+        changes = {
+            "by_item": by_item,
+            "items": len(by_item),
+            "value": float(aggregate(by_item)),
+            "interval": _interval(by_item, aggregate),
+        }
+        return result.model_copy(update=changes)
+
+    def run(
+        self, name: str, model: Any, limit: int | None, fewshot: int | None, items: list[int] | None = None
+    ) -> list[TaskResult]:
         """One task's metrics.
 
         Args:
@@ -129,6 +179,7 @@ class Tasks:
             model: lm-eval's model.
             limit: maximum number of items.
             fewshot: examples in each prompt, instead of the task's own number.
+            items: the numbers of those to be answered, ascending; all if None.
         """
         from lm_eval import evaluator
 
@@ -140,7 +191,8 @@ class Tasks:
             found: Any = evaluator.evaluate(
                 lm=model,
                 task_dict={"tasks": {name: task}, "groups": {}},
-                limit=limit,
+                limit=None if items else limit,
+                samples={name: items} if items else None,
                 bootstrap_iters=0,
                 log_samples=True,
             )
@@ -150,8 +202,8 @@ class Tasks:
             metric, comma, used_filter = key.partition(",")
             if not comma or metric.endswith("_stderr") or not isinstance(value, (int, float)):
                 continue
-            items = sorted((s for s in samples if s["filter"] == used_filter), key=lambda sample: sample["doc_id"])
-            by_item = [_plain(sample[metric]) for sample in items]
+            logged = sorted((s for s in samples if s["filter"] == used_filter), key=lambda sample: sample["doc_id"])
+            by_item = [_plain(sample[metric]) for sample in logged]
             aggregate = task.aggregation()[metric]
             results.append(
                 TaskResult(

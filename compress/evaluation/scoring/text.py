@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -84,6 +84,11 @@ class Excerpt:
         needed = next((i for i in range(1, len(sizes)) if sum(sizes[:i]) >= wanted), len(sizes))
         return cls(source.label, windows.first(needed), sizes[:needed], like.source_sha256)
 
+    def chosen(self, numbers: list[int]) -> Excerpt:
+        """Some of its windows, in the order of the numbers."""
+        sizes = [self.bytes[number] for number in numbers]
+        return Excerpt(self.source, self.windows.chosen(numbers), sizes, self.source_sha256)
+
 
 @dataclass
 class Reading:
@@ -119,6 +124,79 @@ class Divergence:
             "top1_agreement": math.fsum(self.agreement) / len(self.agreement),
             "top1_interval": mean_interval(self.agreement),
         }
+
+
+@dataclass(frozen=True)
+class TextsCompared:
+    """How well a baseline and a model predict the same windows, and how far apart they are.
+
+    Attributes:
+        baseline, model: their likelihoods.
+        divergence: None if their vocabularies differ in size.
+    """
+
+    baseline: Text
+    model: Text
+    divergence: Divergence | None
+
+    @classmethod
+    def of_data(cls, data: dict[str, Any]) -> TextsCompared:
+        """From what :meth:`as_data` returned."""
+        apart = data["divergence"]
+        return cls(
+            Text.model_validate(data["baseline"]),
+            Text.model_validate(data["model"]),
+            None if apart is None else Divergence(**apart),
+        )
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return {
+            "baseline": self.baseline.model_dump(mode="json"),
+            "model": self.model.model_dump(mode="json"),
+            "divergence": None if self.divergence is None else asdict(self.divergence),
+        }
+
+    def and_then(self, more: TextsCompared, excerpt: Excerpt) -> TextsCompared:
+        """Together with what more windows gave.
+
+        Args:
+            more: of other windows.
+            excerpt: these windows and the others.
+        """
+        one, other = self.divergence, more.divergence
+        both = None
+        if one is not None and other is not None:
+            both = Divergence([*one.kl, *other.kl], [*one.agreement, *other.agreement])
+        return TextsCompared(
+            _text_over(excerpt, [*self.baseline.nll, *more.baseline.nll], self.baseline),
+            _text_over(excerpt, [*self.model.nll, *more.model.nll], self.model),
+            both,
+        )
+
+    def in_order(self, numbers: list[int], excerpt: Excerpt) -> TextsCompared:
+        """The same in the text's order.
+
+        Args:
+            numbers: of the windows, as they were read; all of the text.
+            excerpt: the text.
+        """
+        places = [place for _, place in sorted((number, place) for place, number in enumerate(numbers))]
+
+        def ordered(values: list[float]) -> list[float]:
+            return [values[place] for place in places]
+
+        apart = self.divergence
+        return TextsCompared(
+            _text_over(excerpt, ordered(self.baseline.nll), self.baseline),
+            _text_over(excerpt, ordered(self.model.nll), self.model),
+            None if apart is None else Divergence(ordered(apart.kl), ordered(apart.agreement)),
+        )
+
+    def stopped(self, of: int) -> TextsCompared:
+        """The same, saying how many windows there would have been."""
+        texts = [text.model_copy(update={"of": of}) for text in (self.baseline, self.model)]
+        return TextsCompared(texts[0], texts[1], self.divergence)
 
 
 def read(reader: TextReader, excerpt: Excerpt, computed_by: str, name: str, progress: Progress) -> Reading:
@@ -168,6 +246,10 @@ def divergence(baseline: Reading, reading: Reading, names: tuple[str, str]) -> t
         for each, nll, name in zip((baseline, reading), sums, names, strict=True)
     ]
     return texts[0], texts[1], found
+
+
+def _text_over(excerpt: Excerpt, sums: list[float], like: Text) -> Text:
+    return text_result(excerpt, sums, "a model", like.computed_by)
 
 
 def _parts(reading: Reading) -> list[slice]:

@@ -84,9 +84,9 @@ def _guarantees(report: ReportData) -> Table | None:
             verdict = Cell(each.verdict, kind="plain" if each.verdict == "certified" else "worse")
             more = None if each.more_items is None else Cell(f"{each.more_items:,}", each.more_items)
             numbers = [
-                Cell(f"{value:+.2%}", value) for value in (each.loss, each.at_least, each.at_most, each.smallest)
+                Cell(each.say_signed(value), value) for value in (each.loss, each.at_least, each.at_most, each.smallest)
             ]
-            items = Cell(f"{each.items:,}", each.items)
+            items = Cell(f"{each.items:,}", each.items, notes=("" if each.of is None else f"of {each.of:,}",))
             rows.append((i, [named(report, model), Cell(each.claim), Cell(each.what), verdict, items, *numbers, more]))
     note = (
         "Losses beside the baseline over the same items. Bounds hold with the claim's confidence for all claims here together, whenever one looks; the"

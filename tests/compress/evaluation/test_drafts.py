@@ -22,6 +22,7 @@ LOAD = SpeedSettings(prompt=24, generate=12, concurrency=[1, 2], repeats=1)
 SETTINGS = Evaluate(windows=2, length=32, samples=0, speed=LOAD)
 
 
+@pytest.mark.slow
 def test_lookup_is_measured_with_every_model(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"drafter": "lookup"})
     report = evaluate(["builtin:smelt-6m"], settings=settings, output=tmp_path / "out")

@@ -147,7 +147,7 @@ def test_what_is_measured_is_not_measured_again(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(measure, "read", never)
+    monkeypatch.setattr("smelt.compress.evaluation.opened.read", never)
     monkeypatch.setattr(measure, "measure_speed", never)
     monkeypatch.setattr("smelt.compress.evaluation.scoring.tasks.Tasks.run", never)
     settings = Evaluate.model_validate(report.settings)

@@ -56,6 +56,7 @@ def test_claims_are_read(text: str, what: str, limit: float, confidence: float) 
         ("acc loss <= 1% @100%", "the confidence must be"),
         ("acc loss <= 0%", "the loss must be above 0%"),
         ("kl loss <= 1%", "expected acc, ppl or task:NAME"),
+        ("kl <= 2", "the divergence must be above 0 and below 1 nats"),
     ],
 )
 def test_what_is_no_claim_is_refused(text: str, says: str) -> None:

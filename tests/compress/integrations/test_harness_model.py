@@ -307,6 +307,7 @@ def test_a_quantized_checkpoint_scores_as_with_transformers(recipe: Callable[...
     _assert_same_evaluation(ours, theirs, "smelt_last_word", tasks, 40)
 
 
+@pytest.mark.slow
 def test_lm_eval_runs_smelt_by_name() -> None:
     task = BUILTIN_TASKS / "smelt_last_word.yaml"
     command = ["--model", "smelt", "--model_args", "pretrained=builtin:smelt-6m", "--tasks", str(task), "--limit", "5"]

@@ -61,6 +61,7 @@ def test_parameters_are_those_of_transformers_models(
         assert costs.parameters(sizes) == sum(p.numel() for p in whole.parameters()), sizes
 
 
+@pytest.mark.slow
 def test_what_it_leaves_keeps_to_its_target_and_is_served(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("llama", torch.bfloat16, vocab_size=4096)
     steps = [_prune(params=0.8), {"quantize": {"scheme": "W8A16", "group_size": 32}}]

@@ -193,6 +193,7 @@ def test_constraints_are_followed(drafters: dict[str, str], drafter: str) -> Non
         assert engine.drafting.total.acceptance == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "params", [{}, {"temperature": 1.5, "top_p": 0.8}, {"presence_penalty": 1.0, "top_k": 12}], ids=str
 )
