@@ -1,5 +1,5 @@
 """The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``export``, ``merge``, ``chat``, ``serve``, ``deploy``, ``bench``, ``simulate``, ``plan``,
-``verify``, ``kernels`` and ``schema``.
+``verify``, ``distill``, ``kernels`` and ``schema``.
 
 Each command is a file in ``commands/`` and a row here.
 """
@@ -15,6 +15,7 @@ from .commands import (
     chat,
     compare,
     deploy,
+    distill,
     eval,
     export,
     inspect,
@@ -74,6 +75,7 @@ app = typer.Typer(
 for _name, _command in {
     "run": run.run,
     "eval": eval.eval_,
+    "distill": distill.distill,
     "sweep": sweep.sweep,
     "compare": compare.compare,
     "inspect": inspect.inspect,

@@ -47,14 +47,31 @@ def run(
     from ..recipe.recipe import Recipe
 
     overrides = [*(set_ or []), *([f"output={json.dumps(str(output), ensure_ascii=False)}"] if output else [])]
-    loaded = Recipe.load(recipe, overrides)
+    return run_and_print(
+        Recipe.load(recipe, overrides), dry_run=dry_run, fresh=fresh, processes=processes, as_json=as_json
+    )
+
+
+def run_and_print(recipe: Any, *, dry_run: bool, fresh: bool, processes: int, as_json: bool) -> int:
+    """Run a recipe, or plan it, and print the outcome.
+
+    Args:
+        recipe: the recipe.
+        dry_run: only plan it.
+        fresh: start over instead of continuing an earlier run.
+        processes: of this machine that share the work.
+        as_json: print JSON.
+
+    Returns:
+        The exit status.
+    """
     if dry_run:
-        return _print_plan(loaded, fresh, processes, as_json)
+        return _print_plan(recipe, fresh, processes, as_json)
     with on_processes(processes):
         from ...system.processes import is_first
         from ..pipeline.pipeline import run as run_recipe
 
-        result = run_recipe(loaded, fresh=fresh)
+        result = run_recipe(recipe, fresh=fresh)
     if not is_first():
         return 0
     if as_json:

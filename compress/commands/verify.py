@@ -45,22 +45,22 @@ def verify(
     from ..verification.verify import verify as verified
 
     findings: list[Finding] = []
-    for finding in verified(
-        checkpoint,
-        baseline=baseline,
-        public_key=public_key,
-        output=None if quick else output,
-        trust_remote_code=trust_remote_code,
-        trust_task_code=trust_task_code,
-    ):
-        findings.append(finding)
-        if not as_json:
-            print(finding.sentence(), flush=True)
-    refuted = [each for each in findings if each.verdict == "not confirmed"]
-    if as_json:
-        print(json.dumps([each.as_data() for each in findings], indent=2))
-    else:
+    try:
+        for finding in verified(
+            checkpoint,
+            baseline=baseline,
+            public_key=public_key,
+            output=None if quick else output,
+            trust_remote_code=trust_remote_code,
+            trust_task_code=trust_task_code,
+        ):
+            findings.append(finding)
+            if not as_json:
+                print(finding.sentence(), flush=True)
+    finally:
+        if as_json:
+            print(json.dumps([each.as_data() for each in findings], indent=2))
+    if not as_json:
         print(f"\n{outcome(findings)}")
-    if refuted:
-        return say(f"{checkpoint}: {refuted[0].claim}: {refuted[0].why}", 1)
-    return 0
+    refuted = sum(each.verdict == "not confirmed" for each in findings)
+    return say(f"{checkpoint}: {refuted} of its claims are not confirmed", 1) if refuted else 0

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...models.checkpoint.weights import CheckpointWeights
+from ...models.directory.directory import ModelDirectory
 from ...models.directory.find import find_checkpoint
 from ...models.text.text_source import TextSource
 from ...runtime import EngineConfig
-from ...runtime.engine.config import LOOKUP, NESTED
+from ...runtime.engine.config import NESTED, is_part
 from ...runtime.speculation.counts import DraftCounts
 from ...system.progress import Progress
+from ...system.run_directory import digest
 from ..results.result import DraftedLoad, DraftedSpeed
 from .against import spread_change
 from .settings import SpeedSettings
@@ -29,7 +30,7 @@ class EvaluatedDrafter:
     """The drafter of an evaluation.
 
     Attributes:
-        name: ``lookup``, ``nested`` or a checkpoint's, for reports.
+        name: ``lookup``, ``nested``, ``early-exit:N`` or a checkpoint's, for reports.
         path: the checkpoint's directory, if it is one.
     """
 
@@ -41,32 +42,33 @@ class EvaluatedDrafter:
         """What an evaluation's settings name.
 
         Args:
-            given: ``lookup``, ``nested``, or a checkpoint's directory or hub name.
+            given: ``lookup``, ``nested``, ``early-exit:N``, or a checkpoint's directory or hub name.
             called: the checkpoint's name in reports, if another one.
             trust_remote_code: run its own Python.
 
         Raises:
             SmeltError: there is no such checkpoint.
         """
-        if given in (LOOKUP, NESTED):
+        if is_part(given):
             return cls(given, None)
         return cls(called or given, find_checkpoint(given, trust_remote_code=trust_remote_code).path)
 
     @property
     def identity(self) -> str:
         """Says whether a measurement was made with it."""
-        return self.name if self.path is None else CheckpointWeights(self.path).content_digest()
+        if self.path is None:
+            return self.name
+        checkpoint = Subject(self.name, ModelDirectory(self.name, self.path), "candidate")
+        return digest([checkpoint.fingerprint, checkpoint.companions])
 
     def drafts_for(self, subjects: Sequence[Subject]) -> list[Subject]:
         """The models that are measured with it.
 
-        A checkpoint drafts for the baseline, or without one for all other models; ``nested`` for all but the baseline, and ``lookup`` for all.
+        A checkpoint drafts for the baseline, or without one for all other models; ``nested`` for all but the baseline; all else for all.
         """
         served = [each for each in subjects if each.server is None and each.only_text is None]
-        if self.name == LOOKUP:
-            return served
         if self.path is None:
-            return [each for each in served if each.role != "baseline"]
+            return [each for each in served if each.role != "baseline" or self.name != NESTED]
         others = [each for each in served if each.directory.path.resolve() != self.path.resolve()]
         return [each for each in others if each.role == "baseline"] or others
 

@@ -76,7 +76,8 @@ class Evaluation:
         self._warnings: list[str] = []
         self._guarantees = [Guarantee.parse(each) for each in settings.guarantee]
         candidates = sum(subject.role == "candidate" for subject in self._subjects)
-        self._planned = planned(self._guarantees, [] if tasks is None else list(tasks.loaded), candidates)
+        names = [] if tasks is None else [*tasks.loaded, *tasks.groups]
+        self._planned = planned(self._guarantees, names, candidates)
         self._missing = self._wanted() if wanted else {}
 
     def run(self) -> None:
@@ -119,6 +120,12 @@ class Evaluation:
             models.append(result.model_copy(update={"against": beside}))
         if baseline is not None:
             models = [baseline, *self._guaranteed(baseline, models[1:])]
+        if any(
+            part.of is not None for model in models for part in [*model.tasks, *([model.text] if model.text else [])]
+        ):
+            self.warn(
+                "where measuring stopped early, values and their intervals lean towards what became certain; the bounds of guarantees do not"
+            )
         missing = list(dict.fromkeys(self._missing.values()))
         known = ReportData(
             title=self._title,
@@ -288,7 +295,9 @@ class Evaluation:
             kl = {name: each.divergence.kl for name, each in so_far.items() if each.divergence is not None}
             claims = [claim for claim in self._guarantees if claim.is_about_text]
             known = guaranteed(base, models, claims, kl=kl, planned=self._planned)
-            if all(each.verdict != "undecided" for of_model in known.values() for each in of_model):
+            verdicts = [each.verdict for of_model in known.values() for each in of_model]
+            # A claim that cannot be made, such as on the divergence of other vocabularies, leaves all to be read.
+            if len(verdicts) == len(claims) * len(models) and "undecided" not in verdicts:
                 so_far = {name: each.stopped(count) for name, each in so_far.items()}
                 break
         for subject in others:
@@ -460,7 +469,7 @@ class Evaluation:
         key = self._key("drafts", subject) | {
             "drafter": drafter.identity,
             "settings": settings.model_dump(mode="json"),
-            "text": dataclasses.asdict(self._settings.source()),
+            "text": [dataclasses.asdict(self._settings.source()), self._settings.source().beginning_digest()],
             "machine": self._machine_as_found,
         }
         try:
@@ -469,7 +478,7 @@ class Evaluation:
             self.warn(f"{subject.name} was not measured with drafts: {error}")
             self._have(("drafts", subject.name))
             return
-        self._have(("drafts", subject.name), drafts=found)
+        self._have(("drafts", subject.name), drafts=found.model_copy(update={"drafter": drafter.name}))
 
     def _key(self, what: str, subject: Subject, excerpt: Excerpt | None = None) -> dict[str, Any]:
         """Everything that determines a measurement."""

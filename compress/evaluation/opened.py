@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...runtime import Engine
+from ...runtime.engine.reserve import share_of
 from ...system.device import device_named, free_memory, give_back
 from ...system.progress import Progress
 from ..results.result import Sample
@@ -70,10 +72,12 @@ class SubjectEngine:
         subject: what answers.
         settings: of the evaluation.
         progress: shows progress.
+        beside: how many engines there will be at once, this one included.
     """
 
-    def __init__(self, subject: Subject, settings: Evaluate, progress: Progress) -> None:
+    def __init__(self, subject: Subject, settings: Evaluate, progress: Progress, *, beside: int = 1) -> None:
         self._subject, self._settings, self._progress = subject, settings, progress
+        self._beside = beside
         self._engine: Engine | None = None
         self._harness: Any = None
 
@@ -84,7 +88,8 @@ class SubjectEngine:
             self._progress.say(f"loading {self._subject.name}")
             directory = self._subject.directory
             config = self._settings.engine(trust_remote_code=directory.trust_remote_code)
-            self._engine = Engine(directory.path, config, max_sequences=_SEQUENCES)
+            config = replace(config, max_sequences=_SEQUENCES)
+            self._engine = Engine(directory.path, share_of(config, self._beside))
         return self._engine
 
     @property
@@ -130,6 +135,7 @@ class Engines:
         here = [subject for subject in subjects if subject.server is None and subject.only_text is None]
         needed = sum(_WIDER * subject.bytes + _BESIDE for subject in here)
         self._together = needed < free_memory(device_named(settings.device))
+        self._count = max(1, len(here))
         self._open: dict[str, SubjectEngine] = {}
 
     def of(self, subject: Subject) -> SubjectEngine:
@@ -137,7 +143,8 @@ class Engines:
         if subject.name not in self._open:
             if not self._together:
                 self._close_all()
-            self._open[subject.name] = SubjectEngine(subject, self._settings, self._progress)
+            beside = self._count if self._together else 1
+            self._open[subject.name] = SubjectEngine(subject, self._settings, self._progress, beside=beside)
         return self._open[subject.name]
 
     def forget(self, subject: Subject) -> None:

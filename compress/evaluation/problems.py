@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...models.directory.directory import ModelDirectory
 from ...models.directory.find import find_checkpoint
 from ...runtime import RuntimeProblem
-from ...runtime.engine.config import LOOKUP, NESTED
+from ...runtime.engine.config import LOOKUP, NESTED, is_part
 from ...system.device import device_named
 from ...system.errors import Problem, SmeltError
 from .guarantee import Guarantee
@@ -97,11 +97,11 @@ def drafter_problems(settings: Evaluate, where: str = "evaluate.", *, of_recipe:
         ]
     if settings.drafter != LOOKUP and settings.tp * settings.pp > 1:
         return [Problem(field, f"on several processes only {LOOKUP} drafts; use it, or leave out tp and pp")]
-    if settings.drafter in (LOOKUP, NESTED):
+    if is_part(settings.drafter):
         return []
     if settings.drafter == RESULT and of_recipe:
         return []
-    known = f"it must be {LOOKUP}, {NESTED}{f', {RESULT}' if of_recipe else ''} or a checkpoint"
+    known = f"it must be {LOOKUP}, {NESTED}, early-exit:N{f', {RESULT}' if of_recipe else ''} or a checkpoint"
     try:
         find_checkpoint(settings.drafter)
     except SmeltError as error:

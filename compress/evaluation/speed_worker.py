@@ -87,16 +87,18 @@ class _Worker:
 
         assert self._engine.drafting is not None
         arrivals = [Arrival(0, prompt, generate)] * concurrency
-        before = self._engine.drafting.total.copy()
-        rates, answers = {}, []
+        rates, answers, counts = {}, [], None
+        self._engine.drafting.begin_load()
         for drafted in (drafts_first, not drafts_first):
             with contextlib.nullcontext() if drafted else undrafted(self._engine):
                 run_load(self._engine, "", [Arrival(0, min(prompt, 32), min(generate, 4))], 1, seed - 1, self._prompts)
-                said: list[list[int]] = []
+                before, said = self._engine.drafting.total.copy(), []
                 load = run_load(self._engine, "", arrivals, concurrency, seed, self._prompts, said)
             rates["drafted" if drafted else "alone"] = load.output_rate
+            if drafted:
+                counts = self._engine.drafting.total.since(before)
             answers.append(said)
-        counts = self._engine.drafting.total.since(before)
+        assert counts is not None
         same = sum(a == b for a, b in zip(*answers, strict=True))
         return {**rates, "same": same, "counts": dataclasses.asdict(counts)}
 

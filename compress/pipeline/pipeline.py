@@ -271,7 +271,7 @@ def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) 
 
     def card(report: ReportData) -> None:
         write_card(report, output.checkpoint, original)
-        claim_measured(output.checkpoint, report, plan.recipe.model)
+        claim_measured(output.checkpoint, report, plan.recipe.model, merged=plan.adapter is not None)
 
     try:
         report = measured(evaluation(subjects), output.path, card)
@@ -319,7 +319,7 @@ def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list
             how,
         )
         if plan.recipe.evaluate and (plan.recipe.evaluate.tasks or plan.recipe.evaluate.speed):
-            compressed.warnings.append(f"speed, tasks and samples were not measured, because {reason}")
+            compressed.warnings.append(f"speed, drafts, tasks and samples were not measured, because {reason}")
     return [original, compressed]
 
 

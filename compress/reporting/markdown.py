@@ -135,7 +135,7 @@ def _text(report: ReportData) -> list[str]:
     return [
         "## Text",
         "",
-        f"{first.windows} x {first.length} tokens of {plain(first.source)}; computed by {plain(first.computed_by)}.",
+        f"{first.count} x {first.length} tokens of {plain(first.source)}; computed by {plain(first.computed_by)}.",
         "",
         *table(header, rows),
     ]
@@ -160,7 +160,7 @@ def _tasks(report: ReportData) -> list[str]:
                     _name(model),
                     f"{task.value:.4f}",
                     interval(task.interval, lambda v: f"{v:.4f}"),
-                    str(task.items),
+                    task.count,
                     beside,
                     flips,
                 ]

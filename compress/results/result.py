@@ -80,6 +80,11 @@ class Text(Part):
     )
     computed_by: str
 
+    @property
+    def count(self) -> str:
+        """How many windows, for people."""
+        return f"{self.windows}" if self.of is None else f"{self.windows} of {self.of}"
+
 
 class TaskResult(Part):
     """One metric of one lm-eval task."""
@@ -100,6 +105,11 @@ class TaskResult(Part):
     fewshot: int
     version: str
     group: str | None = Field(default=None, description="The group it is part of, whose value represents it.")
+
+    @property
+    def count(self) -> str:
+        """How many items, for people."""
+        return f"{self.items:,}" if self.of is None else f"{self.items:,} of {self.of:,}"
 
 
 class Load(Part):

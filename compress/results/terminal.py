@@ -30,11 +30,11 @@ def alone(model: ModelResult) -> list[str]:
     if model.text is not None:
         lines.append(
             f"text:     perplexity {perplexity(model.text.perplexity)}, {model.text.bits_per_byte:.3f} bits per byte"
-            f" ({model.text.windows} x {model.text.length} tokens of {model.text.source}; {model.text.computed_by})"
+            f" ({model.text.count} x {model.text.length} tokens of {model.text.source}; {model.text.computed_by})"
         )
     for task, _ in primary_tasks(model):
         bounds = f" ({interval(task.interval, share)})" if task.interval else ""
-        lines.append(f"task:     {task.task} {task.metric} {task.value:.4f}{bounds}, {task.items} items")
+        lines.append(f"task:     {task.task} {task.metric} {task.value:.4f}{bounds}, {task.count} items")
     if model.speed is not None:
         lines.append(
             f"speed:    decode {rate(model.speed.decode_rate.median)}, prompts {rate(model.speed.prefill_rate.median)}"

@@ -20,6 +20,7 @@ from ..pipeline.self_text import written_once
 from ..reporting.card import write_card
 from ..reporting.verdict import verdict
 from ..results.report import ReportData
+from ..verification.claims import claim_measured
 from .on_ray import run_on_ray
 from .trial_run import run_trial
 from .trials import Sweep, Trial
@@ -99,6 +100,10 @@ def _check(sweep: Sweep, fresh: bool) -> Tasks | None:
     if sweep.base.evaluate:
         first = sweep.trials[0].recipe.model_copy(update={"evaluate": sweep.base.evaluate})
         problems += [str(p) for p in Plan.make(first, fresh=True).problems if str(p) not in "\n".join(problems)]
+    if sweep.base.evaluate and sweep.base.evaluate.drafter is not None:
+        problems.append(
+            "evaluate.drafter: is not measured in a sweep; leave it out, and pass a trial's checkpoint to smelt eval --drafter"
+        )
     if problems:
         raise SmeltError("\n".join(problems))
     asked = sweep.base.evaluate
@@ -135,5 +140,6 @@ def _measure(
             pair = [m for m in report.models if m.role == "baseline" or m.name == model.name]
             alone = report.model_copy(update={"models": pair})
             write_card(alone.model_copy(update={"verdict": verdict(alone)}), checkpoints[model.name], original)
+            claim_measured(checkpoints[model.name], alone, base.model)
 
     return measured(evaluation, output.path, cards)

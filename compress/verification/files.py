@@ -32,26 +32,31 @@ def digests(checkpoint: Path) -> dict[str, FileClaim]:
     return found
 
 
-def check_files(checkpoint: Path, claimed: dict[str, FileClaim]) -> Iterator[Finding]:
-    """Compare a checkpoint's files with their digests; where one differs, its tensors are named that do."""
+def check_files(checkpoint: Path, claimed: dict[str, FileClaim], *, has_code: bool = True) -> Iterator[Finding]:
+    """Compare a checkpoint's files with their digests; where one differs, its tensors are named that do.
+
+    Args:
+        checkpoint: its directory.
+        claimed: by the files' names.
+        has_code: whether Python files were fetched, too, from where it was.
+    """
     changed = []
     for name, claim in claimed.items():
-        path = checkpoint / name
-        what = f"the file {name}"
-        if Path(name).name != name:
-            changed.append(Finding(what, "not confirmed", "its name leads out of the checkpoint"))
-        elif not path.exists():
-            changed.append(Finding(what, "not confirmed", "is missing"))
-        else:
-            try:
-                check_regular(path)
-                same = _digest(path) == claim.sha256
-            except (SmeltError, OSError) as error:
-                changed.append(Finding(what, "not confirmed", str(error)))
+        path, what = checkpoint / name, f"the file {name}"
+        try:
+            if not path.exists():
+                unfetched = path.suffix == ".py" and not has_code
+                why = "was not fetched, as it is code; pass --trust-remote-code" if unfetched else "is missing"
+                changed.append(Finding(what, "not measurable here" if unfetched else "not confirmed", why))
                 continue
-            if not same:
+            check_regular(path)
+            if _digest(path) != claim.sha256:
                 changed.append(Finding(what, "not confirmed", _where(path, claim)))
-    added = sorted(path.name for path in checkpoint.iterdir() if path.name not in claimed and path.name not in _OTHERS)
+        except (SmeltError, OSError) as error:
+            changed.append(Finding(what, "not confirmed", str(error)))
+    known = {*claimed, *_OTHERS}
+    # Directories such as .git and .cache are of what fetched it.
+    added = sorted(p.name for p in checkpoint.iterdir() if p.name not in known and not p.name.startswith("."))
     changed += [
         Finding(f"the file {name}", "not confirmed", "was added after the checkpoint was written") for name in added
     ]

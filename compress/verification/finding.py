@@ -23,8 +23,9 @@ class Finding:
     why: str
 
     def sentence(self) -> str:
-        """For people."""
-        return f"{self.verdict:<20}{self.claim}: {self.why}"
+        """For people. Names in a record may have any characters, which must not look like other lines."""
+        said = f"{self.verdict:<20}{self.claim}: {self.why}"
+        return "".join(letter if letter.isprintable() else "?" for letter in said)
 
     def as_data(self) -> dict[str, Any]:
         """As plain data for JSON."""

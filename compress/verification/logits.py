@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 from ...models.directory.find import find_checkpoint
 from ...models.directory.inspection import inspect
 from ...system.errors import SmeltError
+from ...system.files import read_json
 from ...system.machine import available_memory, human_bytes
 from ...system.resources import release_freed_memory
 from .claims import LogitsClaim
@@ -62,7 +64,13 @@ def check_logits(checkpoint: Path, claim: LogitsClaim, *, trust_remote_code: boo
             why = f"transformers needs about {human_bytes(needed)} of memory, and {human_bytes(available)} is available"
             return Finding(_CLAIM, "not measurable here", why)
         found = _logprobs(tokens, _logits(checkpoint, tokens, claim, dtype, trust_remote_code=trust_remote_code))
+    except ImportError as error:
+        return Finding(_CLAIM, "not measurable here", f"transformers needs another package to load it ({error})")
     except Exception as error:  # whatever transformers raises for a checkpoint that it does not load
+        if not trust_remote_code and _has_code(checkpoint):
+            return Finding(
+                _CLAIM, "not measurable here", "it comes with Python code; pass --trust-remote-code to run it"
+            )
         first = str(error).strip().split("\n")[0] or type(error).__name__
         return Finding(_CLAIM, "not confirmed", f"transformers does not load the checkpoint ({first})")
     apart = (found - torch.tensor(claim.logprobs)).abs().max().item()
@@ -104,5 +112,13 @@ def _logits(
         ).eval()
         found: Tensor = model(input_ids=tokens, use_cache=False).logits
     del model
+    gc.collect()  # it has reference cycles, so its weights would linger
     release_freed_memory()
     return found
+
+
+def _has_code(checkpoint: Path) -> bool:
+    try:
+        return "auto_map" in read_json(checkpoint / "config.json", "a config")
+    except SmeltError:
+        return False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -13,8 +13,10 @@ from ...models.checkpoint.weights import CheckpointWeights
 from ...models.directory.find import find_checkpoint
 from ...system.errors import SmeltError
 from ..evaluation.evaluate import evaluate
+from ..evaluation.guarantee import Guarantee
 from ..evaluation.problems import device_problems, text_problems
 from ..evaluation.scoring.tasks import Tasks
+from ..evaluation.scoring.text import NaNError
 from ..evaluation.settings import Evaluate
 from ..results.result import Change, ModelResult
 from ..results.this_machine import differences, this_machine
@@ -24,6 +26,9 @@ from .finding import Finding, Verdict
 
 # Processors round differently, and a measured speed is that of a moment.
 _PERPLEXITY, _KL, _KL_LEAST, _SHARE, _SPEED = 0.005, 0.15, 1e-3, 0.01, 0.9
+# A record comes from outside, and what it asks for is done here.
+_MOST_REPEATS, _MOST_AT_ONCE, _MOST_LOADS = 50, 512, 16
+_NOTHING = "it was not measured"
 
 
 @dataclass
@@ -33,56 +38,71 @@ class Remeasurement:
     Attributes:
         settings: of the evaluation.
         baseline: the original, if it is here.
-        lacking: why something cannot be measured, by ``baseline``, ``text``, ``device`` or the name of a task.
+        lacking: why something cannot be measured, by ``baseline``, ``text`` or ``speed``.
+        tasks: why a task cannot, by the name that the settings have.
+        failed: why nothing could be.
     """
 
     settings: Evaluate
     baseline: str | None
     lacking: dict[str, str] = field(default_factory=dict)
+    tasks: dict[str, str] = field(default_factory=dict)
+    failed: str | None = None
 
     @classmethod
-    def plan(cls, claims: MeasuredClaims, baseline: str | None, *, trust_task_code: bool = False) -> Remeasurement:
+    def plan(
+        cls,
+        claims: MeasuredClaims,
+        baseline: str | None,
+        *,
+        trust_remote_code: bool = False,
+        trust_task_code: bool = False,
+    ) -> Remeasurement:
         """What can be measured here.
 
         Args:
             claims: what was measured.
             baseline: where the original is, if not where the recipe had it.
+            trust_remote_code: run Python code that comes with a checkpoint; then only of an original that is named here.
             trust_task_code: run Python code that tasks' files refer to; what the checkpoint's record says of it counts for nothing.
 
         Raises:
-            SmeltError: the settings in the record cannot be understood.
+            SmeltError: the settings in the record cannot be understood, or ask for too much.
         """
-        recorded = {**claims.settings, "trust_task_code": trust_task_code, "samples": 0, "drafter": None}
-        try:
-            settings = Evaluate.model_validate(recorded)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise SmeltError(f"smelt.json: claims.measured.settings.{place}: {first['msg']}") from None
         lacking: dict[str, str] = {}
+        settings = _settings(claims, trust_task_code)
+        if settings.tp * settings.pp > 1:
+            lacking["speed"] = f"it was measured on {settings.tp * settings.pp} processes"
+            settings = settings.model_copy(update={"tp": 1, "pp": 1, "speed": False})
         if device_problems(settings.device):
-            lacking["device"] = f"it was measured on the device {settings.device}, which is not here"
+            lacking["speed"] = f"it was measured on the device {settings.device}, which is not here"
             settings = settings.model_copy(update={"device": "cpu", "speed": False})
         if problems := text_problems(settings):
             lacking["text"] = problems[0].what
             settings = settings.model_copy(update={"text": "builtin"})
-        kept = []
+        kept, missing = [], {}
         for task in settings.tasks:
             try:
                 Tasks.find([task], trust_code=trust_task_code)
                 kept.append(task)
             except SmeltError as error:
-                lacking[task] = str(error)
-        found = _found_baseline(claims, baseline, lacking)
-        changes: dict[str, Any] = {"tasks": kept, "guarantee": settings.guarantee if found and kept else []}
-        return cls(settings.model_copy(update=changes), found, lacking)
+                missing[task] = str(error)
+        if trust_remote_code and baseline is None:
+            found = None
+            lacking["baseline"] = "--trust-remote-code would run the original's Python, too; name it with --baseline"
+        else:
+            found = _found_baseline(claims, baseline, lacking)
+        wanted = [claim for claim in settings.guarantee if _is_measurable(claim, found, kept, lacking)]
+        return cls(settings.model_copy(update={"tasks": kept, "guarantee": wanted}), found, lacking, missing)
+
+    def why_not(self, *what: str) -> str:
+        """Why something was not measured, which needs these."""
+        return self.failed or next((self.lacking[each] for each in what if each in self.lacking), _NOTHING)
 
     def why_no_task(self, task: str) -> str:
         """Why a task was not measured; it may be one of a group that could not be loaded."""
-        return self.lacking.get(task) or next(
-            (why for name, why in self.lacking.items() if name not in ("baseline", "text", "device")),
-            "it was not measured",
-        )
+        own = self.tasks.get(task) or next(iter(self.tasks.values()), _NOTHING)
+        return self.failed or own
 
 
 def check_measured(
@@ -104,22 +124,67 @@ def check_measured(
         trust_remote_code: run Python code that comes with a checkpoint.
         progress: show progress on a terminal.
     """
-    report = evaluate(
-        [checkpoint],
-        baseline=plan.baseline,
-        settings=plan.settings,
-        output=output,
-        trust_remote_code=trust_remote_code,
-        progress=progress,
-    )
-    (model,) = report.candidates
+    model: ModelResult | None = None
+    try:
+        report = evaluate(
+            [checkpoint],
+            baseline=plan.baseline,
+            settings=plan.settings,
+            output=output,
+            trust_remote_code=trust_remote_code,
+            fresh=_is_complete(output),  # only what was interrupted continues
+            progress=progress,
+        )
+        (model,) = report.candidates
+    except NaNError as error:
+        yield Finding("what was measured", "not confirmed", str(error))
+        return
+    except SmeltError as error:
+        plan.failed = str(error)
     yield from _text(claims, model, plan)
     yield from _tasks(claims, model, plan)
-    yield from _guarantees(claims, model, plan)
+    yield from _bounds(claims, model, plan)
     yield from _speed(claims, model, plan)
 
 
+def _settings(claims: MeasuredClaims, trust_task_code: bool) -> Evaluate:
+    recorded = {**claims.settings, "trust_task_code": trust_task_code, "samples": 0, "drafter": None}
+    try:
+        settings = Evaluate.model_validate(recorded)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise SmeltError(f"smelt.json: claims.measured.settings.{place}: {first['msg']}") from None
+    speed = settings.speed
+    if speed and (
+        speed.repeats > _MOST_REPEATS or len(speed.concurrency) > _MOST_LOADS or max(speed.concurrency) > _MOST_AT_ONCE
+    ):
+        raise SmeltError(
+            f"smelt.json: claims.measured.settings.speed: asks for more than {_MOST_REPEATS} rounds of {_MOST_LOADS} loads of {_MOST_AT_ONCE}"
+            " requests; pass --quick"
+        )
+    return settings
+
+
+def _is_complete(output: Path) -> bool:
+    try:
+        return json.loads((output / "report.json").read_text(encoding="utf-8")).get("status") == "complete"
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _is_measurable(claim: str, baseline: str | None, tasks: list[str], lacking: dict[str, str]) -> bool:
+    try:
+        about_text = Guarantee.parse(claim).is_about_text
+    except SmeltError:
+        return False
+    return baseline is not None and ("text" not in lacking if about_text else bool(tasks))
+
+
 def _found_baseline(claims: MeasuredClaims, given: str | None, lacking: dict[str, str]) -> str | None:
+    if claims.merged:
+        lacking["baseline"] = "the original is it with an adapter merged into it, which no directory holds"
+        return None
     name = given or claims.baseline
     try:
         path = find_checkpoint(name).path
@@ -133,44 +198,52 @@ def _found_baseline(claims: MeasuredClaims, given: str | None, lacking: dict[str
     return name
 
 
-def _text(claims: MeasuredClaims, model: ModelResult, plan: Remeasurement) -> Iterator[Finding]:
-    if claims.perplexity is None:
+def _text(claims: MeasuredClaims, model: ModelResult | None, plan: Remeasurement) -> Iterator[Finding]:
+    claim = claims.text
+    if claim is None:
         return
-    what = f"perplexity {perplexity(claims.perplexity)}"
-    if "text" in plan.lacking or model.text is None:
-        yield Finding(what, "not measurable here", plan.lacking.get("text", "it was not measured"))
-        return
-    found = model.text.perplexity
-    agrees = abs(found / claims.perplexity - 1) <= _PERPLEXITY
-    yield Finding(what, _verdict(agrees), f"here it is {perplexity(found)} ({_PERPLEXITY:.1%} are allowed)")
-    beside = model.against
-    if claims.perplexity_ratio is not None:
-        what = f"perplexity beside the original's {claims.perplexity_ratio - 1:+.2%}"
-        if beside is None or beside.perplexity is None:
-            yield Finding(what, "not measurable here", plan.lacking.get("baseline", "it was not measured"))
+    why = None
+    if "text" in plan.lacking or model is None or model.text is None:
+        why = plan.why_not("text")
+    elif model.text.windows != claim.windows:
+        why = f"{model.text.windows} windows were read here, and {claim.windows} then"
+    elif model.text.text_sha256 != claim.text_sha256:
+        why = "the text is another one, or is tokenized otherwise"
+    text, beside = (None, None) if model is None else (model.text, model.against)
+    what = f"perplexity {perplexity(claim.perplexity)}"
+    if why is not None or text is None:
+        yield Finding(what, "not measurable here", why or _NOTHING)
+    else:
+        agrees = abs(text.perplexity / claim.perplexity - 1) <= _PERPLEXITY
+        said = f"here it is {perplexity(text.perplexity)} ({_PERPLEXITY:.1%} are allowed)"
+        yield Finding(what, _verdict(agrees), said)
+    if claim.ratio is not None:
+        what = f"perplexity beside the original's {claim.ratio - 1:+.2%}"
+        if why is not None or beside is None or beside.perplexity is None:
+            yield Finding(what, "not measurable here", why or plan.why_not("baseline"))
         else:
-            ratio = beside.perplexity.ratio
-            agrees = abs(ratio / claims.perplexity_ratio - 1) <= _PERPLEXITY
-            yield Finding(what, _verdict(agrees), f"here {ratio - 1:+.2%} ({100 * _PERPLEXITY:.1f} points are allowed)")
-    if claims.kl is not None:
-        what = f"KL divergence {claims.kl:.4f}"
-        if beside is None or beside.kl is None:
-            yield Finding(what, "not measurable here", plan.lacking.get("baseline", "it was not measured"))
+            agrees = abs(beside.perplexity.ratio / claim.ratio - 1) <= _PERPLEXITY
+            said = f"here {beside.perplexity.ratio - 1:+.2%} ({100 * _PERPLEXITY:.1f} points are allowed)"
+            yield Finding(what, _verdict(agrees), said)
+    if claim.kl is not None:
+        what = f"KL divergence {claim.kl:.4f}"
+        if why is not None or beside is None or beside.kl is None:
+            yield Finding(what, "not measurable here", why or plan.why_not("baseline"))
         else:
-            allowed = max(_KL * claims.kl, _KL_LEAST)
-            agrees = abs(beside.kl - claims.kl) <= allowed
-            yield Finding(what, _verdict(agrees), f"here it is {beside.kl:.4f} ({allowed:.4f} are allowed)")
+            allowed = max(_KL * claim.kl, _KL_LEAST)
+            said = f"here it is {beside.kl:.4f} ({allowed:.4f} are allowed)"
+            yield Finding(what, _verdict(abs(beside.kl - claim.kl) <= allowed), said)
 
 
-def _tasks(claims: MeasuredClaims, model: ModelResult, plan: Remeasurement) -> Iterator[Finding]:
-    measured = {(each.task, each.metric, each.filter): each for each in model.tasks}
+def _tasks(claims: MeasuredClaims, model: ModelResult | None, plan: Remeasurement) -> Iterator[Finding]:
+    measured = {(each.task, each.metric, each.filter): each for each in (model.tasks if model else [])}
     for claim in claims.tasks:
         what = f"{claim.task} {claim.metric} {claim.value:.4f} over {claim.items:,} items"
         found = measured.get((claim.task, claim.metric, claim.filter))
         if found is None:
             yield Finding(what, "not measurable here", plan.why_no_task(claim.task))
         elif found.items != claim.items:
-            yield Finding(what, "not measurable here", f"the task has {found.items:,} items here")
+            yield Finding(what, "not measurable here", f"{found.items:,} items were answered here")
         else:
             # A metric that is no share, such as a perplexity, may be off by a share of itself.
             allowed = max(_SHARE, 1.5 / claim.items) * max(1.0, abs(claim.value))
@@ -178,25 +251,29 @@ def _tasks(claims: MeasuredClaims, model: ModelResult, plan: Remeasurement) -> I
             yield Finding(what, _verdict(agrees), f"here it is {found.value:.4f} ({allowed:.4f} are allowed)")
 
 
-def _guarantees(claims: MeasuredClaims, model: ModelResult, plan: Remeasurement) -> Iterator[Finding]:
-    known = {(each.claim, each.what): each for each in (model.against.guarantees if model.against else [])}
-    for claim in claims.guarantees:
-        what = f"certified that {claim.what} loses at most {claim.limit:.2%} ({claim.confidence:.0%})"
+def _bounds(claims: MeasuredClaims, model: ModelResult | None, plan: Remeasurement) -> Iterator[Finding]:
+    beside = model.against if model else None
+    known = {(each.claim, each.what): each for each in (beside.guarantees if beside else [])}
+    for claim in claims.bounds:
+        what = claim.sentence()
         found = known.get((claim.claim, claim.what))
         if found is None:
-            why = plan.lacking.get("baseline") or (
-                plan.lacking.get("text", "it was not measured") if claim.what == "ppl" else plan.why_no_task(claim.what)
-            )
+            about_text = claim.what in ("ppl", "kl")
+            why = plan.why_not("baseline", *(["text"] if about_text else []))
+            if why == _NOTHING and not about_text:
+                why = plan.why_no_task(claim.what)
             yield Finding(what, "not measurable here", why)
+        elif (found.limit, found.confidence) != (claim.limit, claim.confidence):
+            yield Finding(what, "not confirmed", f"what was certified is {claim.claim!r}")
         else:
             yield Finding(what, _verdict(found.verdict == "certified"), f"here: {found.sentence()}")
 
 
-def _speed(claims: MeasuredClaims, model: ModelResult, plan: Remeasurement) -> Iterator[Finding]:
+def _speed(claims: MeasuredClaims, model: ModelResult | None, plan: Remeasurement) -> Iterator[Finding]:
     if claims.speed is None:
         return
     elsewhere = differences(claims.machine, this_machine(plan.settings.device))
-    beside = model.against
+    beside = model.against if model else None
     pairs = [
         ("decoding", claims.speed.decode, beside.decode if beside else None),
         ("prompts", claims.speed.prefill, beside.prefill if beside else None),
@@ -208,28 +285,20 @@ def _speed(claims: MeasuredClaims, model: ModelResult, plan: Remeasurement) -> I
     for name, claim, found in pairs:
         if claim is None:
             continue
-        what = f"{name} {speedup(claim.ratio)} than the original on {claims.machine.processor}"
+        what = f"{name} {speedup(claim)} than the original on {claims.machine.processor}"
         if found is None:
-            why = plan.lacking.get("device") or plan.lacking.get("baseline", "it was not measured")
-            yield Finding(what, "not measurable here", why)
+            yield Finding(what, "not measurable here", plan.why_not("speed", "baseline"))
             continue
-        here = f"here {_ratio(found)}, then {_ratio(claim)}"
-        reached = found.ratio >= _SPEED * claim.ratio or _overlap(found, claim)
+        reached = found.ratio >= _SPEED * claim or (found.interval is not None and found.interval[1] >= claim)
         if not reached and elsewhere:
-            yield Finding(what, "not measurable here", f"{here}, on another machine: {elsewhere[0]}")
+            yield Finding(what, "not measurable here", f"here {_ratio(found)}, on another machine: {elsewhere[0]}")
         else:
-            yield Finding(what, _verdict(reached), here)
+            yield Finding(what, _verdict(reached), f"here {_ratio(found)}")
 
 
 def _ratio(change: Change) -> str:
     bounds = interval(change.interval, times)
     return f"{times(change.ratio)}{f' ({bounds})' if bounds else ''}"
-
-
-def _overlap(one: Change, other: Change) -> bool:
-    if one.interval is None or other.interval is None:
-        return False
-    return one.interval[1] >= other.interval[0] and other.interval[1] >= one.interval[0]
 
 
 def _verdict(agrees: bool) -> Verdict:

@@ -43,9 +43,13 @@ class PublicKey:
         text = given
         if not given.startswith("RW") or len(given) != 56:
             path = Path(given)
-            if not path.is_file():
+            try:
+                there = path.is_file()
+            except (OSError, ValueError):  # too long for a name
+                there = False
+            if not there:
                 raise SmeltError(
-                    f"--public-key {given}: is neither a minisign key (RW… of 56 letters) nor a file with one"
+                    f"--public-key {given[:80]}: is neither a minisign key (RW… of 56 letters) nor a file with one"
                 )
             lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
             text = next((line.strip() for line in lines if line.startswith("RW")), "")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...models.directory.find import find_checkpoint
+from ...system.paths import named_path
 from .claims import RECORD, Claims
 from .files import check_files
 from .finding import Finding
@@ -33,7 +34,7 @@ def verify(
         baseline: where its original is, if not where the recipe had it.
         public_key: a minisign key, or a file with one, of who should have signed it.
         output: gets the report of what is measured; None to measure neither accuracy nor speed.
-        trust_remote_code: run Python code that comes with the checkpoint.
+        trust_remote_code: run Python code that comes with the checkpoint, and with ``baseline`` if that is given.
         trust_task_code: run Python code that tasks' files refer to.
         progress: show progress on a terminal.
 
@@ -44,16 +45,19 @@ def verify(
         SmeltError: the checkpoint claims nothing, or its record cannot be understood.
     """
     path = find_checkpoint(str(checkpoint), trust_remote_code=trust_remote_code).path
+    is_here = named_path(str(checkpoint)).is_dir()
     claims = Claims.read(path)
     signed = check_signature(path, RECORD, public_key)
     if signed is not None:
         yield signed
-    yield from check_files(path, claims.files)
+    yield from check_files(path, claims.files, has_code=is_here or trust_remote_code)
     if claims.logits is not None:
         yield check_logits(path, claims.logits, trust_remote_code=trust_remote_code)
     if claims.measured is None or output is None:
         return
-    plan = Remeasurement.plan(claims.measured, baseline, trust_task_code=trust_task_code)
+    plan = Remeasurement.plan(
+        claims.measured, baseline, trust_remote_code=trust_remote_code, trust_task_code=trust_task_code
+    )
     yield from check_measured(
         path, claims.measured, plan, Path(output), trust_remote_code=trust_remote_code, progress=progress
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -315,6 +316,18 @@ class Model:
     def offloads(self) -> bool:
         """Whether its layers' weights are elsewhere."""
         return self._offload is not None
+
+    def first_layers(self, count: int) -> Model:
+        """A model of its first layers, the same ones, and its head.
+
+        Args:
+            count: how many.
+        """
+        found = copy.copy(self)
+        found.layers = self.layers[:count]
+        found._run = self.operators.lower(found._through_layers)
+        found.stack = self.operators.stack([layer.parts for layer in found.layers]) if self.stack is not None else None
+        return found
 
     def share_tables(self, other: Model) -> None:
         """Use another model's embedding and lm_head in the place of equal ones, whose memory becomes free.

@@ -5,6 +5,7 @@ Nothing here imports torch, so that a command can refuse a wrong option at once.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -15,8 +16,14 @@ from ..scheduling.policies.table import POLICIES
 from ..scheduling.swapping import SWAP_MODES, SwapMode
 
 LOOKUP, NESTED = "lookup", "nested"
+EARLY_EXIT = re.compile(r"early-exit:([1-9]\d{0,3})")
 MOST_DRAFTS = 64
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
+
+
+def is_part(drafter: str) -> bool:
+    """Whether a drafter is no checkpoint, but part of the model or of its text."""
+    return drafter in (LOOKUP, NESTED) or EARLY_EXIT.fullmatch(drafter) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +72,12 @@ class EngineConfig:
         offload_directory: where that file is; the system's directory for temporary files by default.
         drafter: speculative decoding: what proposes tokens, which the model then verifies several at a time; its output stays its own.
             ``lookup`` (what followed earlier occurrences of the last tokens), ``nested`` (the upper four of a checkpoint's 8 bits, best
-            of scheme W4in8) or a checkpoint's directory: a compressed form of the model, or any cheaper one with its tokenizer. None: none.
+            of scheme W4in8), ``early-exit:N`` (the model's first N layers, best of a model trained for it) or a checkpoint's directory: a
+            compressed form of the model, or any cheaper one with its tokenizer. None: none.
         draft_tokens: how many tokens it proposes: ``auto`` (what is expected to be the fastest, from acceptance, load and measured times; none
             where none is) or a number.
+        upper_bits_at: while at least so many requests wait, those that arrive are answered from the upper four of the weights' 8 bits, which is
+            faster and less exact; their outputs say so. With drafter ``nested`` only. None: never.
         compile: use torch.compile for the layers instead of Smelt's kernels; it takes a minute at the first
             prompt and the first decode step.
         quiet: print nothing.
@@ -109,6 +119,7 @@ class EngineConfig:
     fusions: Fusions | None = None
     drafter: str | None = None
     draft_tokens: int | str = "auto"
+    upper_bits_at: int | None = None
     compile: bool = False
     quiet: bool = False
 
@@ -185,10 +196,24 @@ class EngineConfig:
                 f"drafter is {self.drafter}, and {self.division}; on several processes only lookup drafts, set drafter to lookup"
             )
 
+        if self.upper_bits_at is not None and (self.drafter != NESTED or self.upper_bits_at < 1):
+            raise RuntimeProblem(
+                f"upper_bits_at is {self.upper_bits_at} and drafter is {self.drafter}; it must be at least 1, with drafter nested, whose planes it needs"
+            )
+        if self.exit_layer is not None and self.offload is not None:
+            raise RuntimeProblem(
+                f"drafter is {self.drafter}, and offload is {self.offload}: its layers would be brought for each draft token; use lookup"
+            )
         if self.drafter == NESTED and (self.reproducible or self.compile or self.offload or self.device != "cpu"):
             raise RuntimeProblem(
                 "drafter is nested, which is for a CPU, without reproducible, compile and offload; leave these out, or use another drafter"
             )
+
+    @property
+    def exit_layer(self) -> int | None:
+        """How many of the model's layers draft; None if the drafter is another."""
+        found = EARLY_EXIT.fullmatch(self.drafter or "")
+        return None if found is None else int(found[1])
 
     @property
     def ranks(self) -> int:

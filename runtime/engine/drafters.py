@@ -44,10 +44,12 @@ class DraftModel:
     Attributes:
         model: the drafter.
         shares: whether it uses the verifier's keys and values.
+        is_part: whether its layers are the verifier's own.
     """
 
     model: Model
     shares: bool
+    is_part: bool = False
 
     @classmethod
     def load(cls, config: EngineConfig, opened: Checkpoint, verifier: Model, *, log: Log) -> Self | None:
@@ -66,11 +68,13 @@ class DraftModel:
             return None
         if config.drafter == NESTED:
             return cls.nested(opened, verifier, log=log)
+        if config.exit_layer is not None:
+            return cls.early_exit(verifier, config.exit_layer, log=log)
         assert config.drafter is not None
         path = Path(config.drafter)
         if not path.is_dir():
             raise RuntimeProblem(
-                f"drafter is {config.drafter}; it must be {LOOKUP}, {NESTED} or a checkpoint's directory"
+                f"drafter is {config.drafter}; it must be {LOOKUP}, {NESTED}, early-exit:N or a checkpoint's directory"
             )
         alone = replace(
             config,
@@ -112,10 +116,26 @@ class DraftModel:
         log("the upper four of 8 bits draft")
         return cls(model, shares=True)
 
+    @classmethod
+    def early_exit(cls, verifier: Model, layers: int, *, log: Log) -> Self:
+        """The verifier's own first layers with its lm_head.
+
+        Raises:
+            RuntimeProblem: it has no more than that.
+        """
+        if layers >= len(verifier.layers):
+            raise RuntimeProblem(
+                f"drafter is early-exit:{layers}, but the model has {len(verifier.layers)} layers; give fewer"
+            )
+        log(f"the first {layers} of {len(verifier.layers)} layers draft")
+        return cls(verifier.first_layers(layers), shares=True, is_part=True)
+
     @property
     def nbytes(self) -> int:
         """Bytes of its weights, besides those that it shares with the verifier."""
-        return 0 if isinstance(self.model.operators, UpperOperators) else self.model.own_bytes()
+        if self.is_part or isinstance(self.model.operators, UpperOperators):
+            return 0
+        return self.model.own_bytes()
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes that it adds to a cache block."""

@@ -239,6 +239,10 @@ class Engine:
                 raise RuntimeProblem(
                     f"an adapter named {name!r} is loaded already; unload it first, or choose another name"
                 )
+            if self._draft_model is not None and self._draft_model.is_part:
+                raise RuntimeProblem(
+                    f"drafter is {self.config.drafter}, whose layers an adapter would change for drafts, too; use another drafter, or merge the adapter with smelt merge"
+                )
             adapters = self.model.adapters()
         # Steps go on meanwhile: no request can name it yet.
         adapters.load(name, found, self.reservation.adapters)
@@ -558,6 +562,11 @@ class Engine:
             raise RuntimeProblem(f"a request named {request.id!r} is running already; choose another id")
         if request.adapter is not None and not request.salt.endswith(self._adapters.get(request.adapter, "?").encode()):
             raise RuntimeProblem(f"the adapter {request.adapter!r} was unloaded meanwhile")
+        at = self.config.upper_bits_at
+        scores = any(sequence.expected for sequence in request.sequences)
+        if at is not None and request.adapter is None and not scores and len(self.scheduler.waiting) >= at:
+            # Its keys and values are not those of others with the same beginning.
+            request.upper_bits, request.salt = True, request.salt + b" upper bits"
         self._requests[request.id] = request
         if not self.executor.runs_ahead(request):
             self._awaited.add(request.id)

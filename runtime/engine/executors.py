@@ -10,6 +10,7 @@ from ..decoder.kv_cache import KeysValues
 from ..decoder.model import Model
 from ..decoder.operators import ExecutorName
 from ..speculation.drafter import Drafter
+from ..speculation.model_drafter import ModelDrafter
 from .config import EngineConfig
 from .executor import Executor
 from .host_blocks import HostBlocks
@@ -45,9 +46,10 @@ class ExecutorParts:
 
 
 def _torch_executor(parts: ExecutorParts) -> Executor:
-    return TorchExecutor(
-        parts.model, parts.store, parts.ends, parts.config.seed, parts.host, parts.workers, parts.drafter
-    )
+    drafter, config = parts.drafter, parts.config
+    # The configuration sees to it that what drafts then is the upper bits.
+    upper = drafter.model if config.upper_bits_at is not None and isinstance(drafter, ModelDrafter) else None
+    return TorchExecutor(parts.model, parts.store, parts.ends, config.seed, parts.host, parts.workers, drafter, upper)
 
 
 def _gpu_executor(parts: ExecutorParts) -> Executor:

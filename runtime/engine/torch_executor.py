@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -36,6 +37,7 @@ class TorchExecutor:
         host: blocks in host memory; None if plans swap none.
         workers: the other ranks; None if there are none.
         drafter: proposes tokens; None for none.
+        upper: the model of the weights' upper bits, for requests that it answers; None if there are none.
 
     Attributes:
         model: the model; a profile wraps it with a timer.
@@ -50,8 +52,10 @@ class TorchExecutor:
         host: HostBlocks | None = None,
         workers: Workers | None = None,
         drafter: Drafter | None = None,
+        upper: RunsBatches | None = None,
     ) -> None:
         self.model: RunsBatches = model
+        self._upper = upper
         self._lay_out = model.batch
         self._store = store
         self._host = host
@@ -83,7 +87,7 @@ class TorchExecutor:
             if self._workers is not None:
                 self._workers.compute(StepMessage(plan, runs))
             with self._device:
-                there = self.model(self._lay_out(runs, self._store.block_size), self._store)
+                there = self._computed([chunk.sequence.request.upper_bits for chunk in plan.chunks], runs)
         logits = there.cpu()
         stats = self.model.logit_statistics(logits)
         result = StepResult()
@@ -124,6 +128,21 @@ class TorchExecutor:
             verifying = time.perf_counter() - drafted
             result.drafted = Drafted(counts, accepted, drafting, verifying, proposed.prepared, proposed.preparing)
         return result
+
+    def _computed(self, by_upper: list[bool], runs: list[Run]) -> Tensor:
+        """The runs' logits, of the model or of its upper bits."""
+        if self._upper is None or not any(by_upper):
+            return self.model(self._lay_out(runs, self._store.block_size), self._store)
+        starts = list(itertools.accumulate((run.wants for run in runs), initial=0))
+        found: list[Tensor] = []
+        rows: list[int] = []
+        for upper, model in ((False, self.model), (True, self._upper)):
+            mine = [i for i, each in enumerate(by_upper) if each == upper]
+            if mine:
+                found.append(model(self._lay_out([runs[i] for i in mine], self._store.block_size), self._store))
+                rows += [row for i in mine for row in range(starts[i], starts[i] + runs[i].wants)]
+        logits = torch.cat(found)
+        return torch.empty_like(logits).index_copy_(0, torch.tensor(rows, device=logits.device), logits)
 
     def _move_blocks(self, plan: StepPlan) -> None:
         if self._host is not None:

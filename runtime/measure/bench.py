@@ -136,6 +136,7 @@ def measure(
         if engine.drafting is not None:
             with undrafted(engine):
                 found.undrafted.append(run_load(engine, load, arrivals, concurrency, seed=seed, prompts=prompts))
+            engine.drafting.begin_load()
         found.loads.append(run_load(engine, load, arrivals, concurrency, seed=seed, prompts=prompts))
         streamed.append((concurrency, _stream_counts(engine).since(before)))
         if engine.drafting is not None:

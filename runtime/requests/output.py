@@ -48,6 +48,7 @@ class RequestOutput:
         preemptions: how often its sequences lost their cache blocks and were computed again.
         is_invalid: whether it failed by what it asks for, such as a grammar that cannot be followed to its end.
         draft_tokens, accepted_tokens: how many tokens a drafter proposed, and how many of them became part of the outputs' tokens.
+        upper_bits: whether it was answered from the upper four of the weights' 8 bits, because many were waiting.
     """
 
     id: str
@@ -64,6 +65,7 @@ class RequestOutput:
     is_invalid: bool = False
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    upper_bits: bool = False
 
     @classmethod
     def of(cls, request: Request) -> RequestOutput:
@@ -85,6 +87,7 @@ class RequestOutput:
             request.is_invalid,
             request.draft_tokens,
             request.accepted_tokens,
+            request.upper_bits,
         )
 
 

@@ -137,6 +137,7 @@ class Request:
         draft_tokens, accepted_tokens: how many tokens a drafter proposed, and how many of them were its own.
         adapter: that it is for; None for the model itself.
         deadline: seconds from its arrival until it must have ended; None if it has as many as it takes.
+        upper_bits: whether it is answered from the upper four of the weights' 8 bits.
     """
 
     id: str
@@ -162,6 +163,7 @@ class Request:
     accepted_tokens: int = 0
     adapter: str | None = None
     deadline: float | None = None
+    upper_bits: bool = False
 
     @property
     def due(self) -> float:

@@ -24,6 +24,8 @@ class Drafting(Protocol):
 def takes_drafts(chunk: Chunk) -> bool:
     """Whether draft tokens of a chunk's sequence could be verified: it decodes, and by sampling."""
     request = chunk.sequence.request
+    if request.upper_bits:  # what would draft answers it
+        return False
     return not chunk.is_prompt and request.forked and not request.params.is_beam_search and not chunk.sequence.expected
 
 

@@ -79,6 +79,9 @@ class FixedDrafts:
         """Always the same."""
         return {i: self._count for i, chunk in enumerate(plan.chunks) if takes_drafts(chunk)}
 
+    def begin_load(self) -> None:
+        """Another load begins, which what drafts cost before says nothing of."""
+
     def ran(self, plan: StepPlan, drafted: Drafted) -> None:
         """Count a step's drafts."""
         self.total.steps += bool(drafted.drafted)
@@ -164,6 +167,10 @@ class AdaptiveDrafts(FixedDrafts):
                 if chosen[i] and self._preparing(sequence) > gain * left * plain:
                     chosen[i] = 0
         return {place: length for (place, _), length in zip(taking, chosen, strict=True) if length}
+
+    def begin_load(self) -> None:
+        """Forget what drafts have cost; what is known of times and acceptance stays."""
+        self._lost = self._spent = self._trying = 0.0
 
     def ran(self, plan: StepPlan, drafted: Drafted) -> None:
         """Learn from a step."""

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+class NaNError(SmeltError):
+    """A model computes what is no number."""
+
+
 class LogitsFunction(Protocol):
     """From a model's last hidden states, ``[windows, length, width]``, to logits."""
 
@@ -285,9 +289,7 @@ def text_result(excerpt: Excerpt, sums: list[float], name: str, computed_by: str
     """
     windows, length = excerpt.windows.tokens.shape
     if not all(map(math.isfinite, sums)):
-        raise SmeltError(
-            f"evaluate: {name} gives NaN on {excerpt.source}; the checkpoint or its quantization is broken"
-        )
+        raise NaNError(f"evaluate: {name} gives NaN on {excerpt.source}; the checkpoint or its quantization is broken")
     predicted = windows * (length - 1)
     means = mean_interval([total / (length - 1) for total in sums])
     return Text(

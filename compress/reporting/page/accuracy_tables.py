@@ -40,7 +40,7 @@ def _text(report: ReportData) -> Table | None:
         text, against = model.text, model.against
         if text is None:
             continue
-        reading = f"{text.source}: {text.windows} windows of {text.length} tokens, read by {text.computed_by}"
+        reading = f"{text.source}: {text.count} windows of {text.length} tokens, read by {text.computed_by}"
         readings.setdefault(reading, []).append(model.name)
         bounds = wording.interval(text.perplexity_interval, wording.perplexity)
         perplexity = Cell(wording.perplexity(text.perplexity), text.perplexity, notes=(bounds,))
@@ -69,7 +69,7 @@ def _tasks(report: ReportData) -> Table | None:
     for key in keys:
         for i, model in enumerate(report.models):
             for task in (t for t in model.tasks if _key(t) == key):
-                shots.setdefault(task.task, f"{task.task} {task.version}: {task.items} items, {task.fewshot} examples")
+                shots.setdefault(task.task, f"{task.task} {task.version}: {task.count} items, {task.fewshot} examples")
                 changes = model.against.tasks if model.against is not None else []
                 change = next((c for c in changes if _key(c) == key), None)
                 rows.append((i, [named(report, model), *_task_cells(task), *_change_cells(change)]))

@@ -137,13 +137,14 @@ class Messages:
             reason = "tool_use" if self._blocks.has_calls else "end_turn"
         return {"stop_reason": reason, "stop_sequence": None}
 
-    def _usage(self, output: RequestOutput) -> dict[str, int]:
+    def _usage(self, output: RequestOutput) -> dict[str, int | bool]:
         return {
             # Not those that were cached.
             "input_tokens": len(output.prompt_tokens) - output.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": output.cached_tokens,
             "output_tokens": len(output.completions[0].tokens) if self._most else 0,
+            **({"upper_bits": True} if output.upper_bits else {}),
         }
 
 

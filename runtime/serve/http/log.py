@@ -89,6 +89,7 @@ def _numbers(outputs: list[RequestOutput]) -> dict[str, Any]:
         "cached_tokens": sum(output.cached_tokens for output in outputs),
         "draft_tokens": sum(output.draft_tokens for output in outputs),
         "accepted_tokens": sum(output.accepted_tokens for output in outputs),
+        **({"upper_bits": True} if any(output.upper_bits for output in outputs) else {}),
         "completion_tokens": sum(len(completion.tokens) for completion in completions),
         "finish_reasons": sorted({completion.finish_reason or "abort" for completion in completions}),
     }

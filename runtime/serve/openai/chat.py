@@ -19,7 +19,7 @@ from ..model.served_model import ServedModel
 from .fields import SamplingFields
 from .messages import ChatMessage, turns_of
 from .token_text import TokenText
-from .usage import usage
+from .usage import backend, usage
 
 _MOST_LOGPROBS = 20
 
@@ -100,7 +100,9 @@ class ChatCompletions:
                     completion.tokens, completion.logprobs, self._request.top_logprobs or 0
                 )
             choices.append(choice)
-        found = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage([output])}
+        found = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage([output])} | backend(
+            output
+        )
         if self._request.prompt_logprobs is not None:
             found["prompt_logprobs"] = self._texts.vllm(output.prompt_logprobs or [])
         return found
@@ -121,7 +123,7 @@ class ChatCompletions:
         async for _, output in self.running.outputs():
             for delta in deltas.of(output):
                 for choice in self._grown(delta, parsers[delta.index], called):
-                    chunk: dict[str, Any] = {**head, "choices": [choice]}
+                    chunk: dict[str, Any] = {**head, "choices": [choice]} | backend(output)
                     options = self._request.stream_options
                     if options is not None and options.continuous_usage_stats:
                         chunk["usage"] = usage(self.running.known)

@@ -16,7 +16,7 @@ from ..model.running import Running
 from ..model.served_model import ServedModel
 from .fields import MOST_SEQUENCES, SamplingFields
 from .token_text import TokenText
-from .usage import usage
+from .usage import backend, usage
 
 _MAX_TOKENS = 16
 _MOST_LOGPROBS = 20
@@ -107,7 +107,10 @@ class Completions:
                 if self._request.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = self._texts.vllm(output.prompt_logprobs or [])
                 choices.append(choice)
-        return {**self._head, "choices": choices, "usage": self._usage()}
+        found = {**self._head, "choices": choices, "usage": self._usage()}
+        for output in outputs:
+            found |= backend(output)
+        return found
 
     async def pieces(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a stream."""
@@ -120,7 +123,7 @@ class Completions:
                 echoes = self._request.echo and key not in offsets
                 choice = self._choice(number, output, delta, echoes=echoes, offset=offsets.get(key, 0))
                 offsets[key] = offsets.get(key, 0) + len(choice["text"])
-                chunk: dict[str, Any] = {**self._head, "choices": [choice]}
+                chunk: dict[str, Any] = {**self._head, "choices": [choice]} | backend(output)
                 if options is not None and options.continuous_usage_stats:
                     chunk["usage"] = self._usage()
                 yield chunk

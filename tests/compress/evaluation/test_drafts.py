@@ -84,8 +84,8 @@ def test_a_model_that_a_drafter_does_not_fit_is_named_and_the_rest_is_kept(tmp_p
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"drafter": "nowhere"}, "drafter: .*nowhere.*; it must be lookup, nested or a checkpoint"),
-        ({"drafter": "result"}, "drafter: .*it must be lookup, nested or a checkpoint"),
+        ({"drafter": "nowhere"}, "drafter: .*nowhere.*; it must be lookup, nested, early-exit:N or a checkpoint"),
+        ({"drafter": "result"}, "drafter: .*it must be lookup, nested, early-exit:N or a checkpoint"),
         ({"drafter": "lookup", "speed": False}, "drafter: is measured with the speed's loads"),
         ({"drafter": "nested", "tp": 2}, "drafter: on several processes only lookup drafts"),
         ({"drafter": "builtin:smelt-6m"}, "there is no model that it could draft for"),

@@ -145,6 +145,11 @@ def test_claims_to_come_share_the_probability_of_an_error() -> None:
     assert found.at_most == pytest.approx(upper_bound([0.0] * 1000, -1.0, 1.0, 0.05 / 8))
 
 
+def test_claims_on_groups_share_it_too() -> None:
+    """A group's own value is claimed of in the report, so its claim must have been counted when its tasks stopped."""
+    assert planned([Guarantee.parse("acc loss <= 5%")], ["one", "other", "both"], 1) == 3
+
+
 def test_divergence_is_bounded_by_windows_of_which_each_counts_so_much() -> None:
     claim = Guarantee.parse("kl <= 0.05 @90%")
     assert (claim.what, claim.limit) == ("kl", 0.05)

@@ -115,7 +115,7 @@ def test_trials_share_one_report_and_finished_ones_are_not_run_again(
     assert load(tmp_path / "out") == first.report
 
     made = {f: f.stat().st_mtime_ns for f in (tmp_path / "out").rglob("*.safetensors")}
-    monkeypatch.setattr("smelt.compress.evaluation.measure.read", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("smelt.compress.evaluation.opened.read", lambda *_: pytest.fail("measured again"))
     assert run_sweep(Sweep.load(path)).report == first.report
     assert {f: f.stat().st_mtime_ns for f in (tmp_path / "out").rglob("*.safetensors")} == made
 

@@ -19,6 +19,7 @@ from smelt.compress.verification.claims import RECORD, Claims, MeasuredClaims, S
 from smelt.compress.verification.finding import Finding
 from smelt.compress.verification.measured import Remeasurement, check_measured
 from smelt.compress.verification.verify import verify
+from smelt.system.errors import RuntimeProblem
 from typer.testing import CliRunner
 
 from ..report_samples import baseline, candidate, report
@@ -146,10 +147,10 @@ def test_a_weight_that_decides_is_seen_in_the_logits(copied: Path) -> None:
 def test_claims_that_are_not_so_are_not_confirmed(copied: Path, tmp_path: Path) -> None:
     def better(claims: dict[str, Any]) -> None:
         measured = claims["measured"]
-        measured["perplexity"] *= 0.98
-        measured["kl"] *= 0.5
+        measured["text"]["perplexity"] *= 0.98
+        measured["text"]["kl"] *= 0.5
         measured["tasks"][0]["value"] += 0.1
-        measured["guarantees"][0] |= {"claim": "acc loss <= 0.01% @95%", "limit": 0.0001}
+        measured["bounds"][0] |= {"claim": "acc loss <= 0.01% @95%", "limit": 0.0001, "confidence": 0.95}
         measured["settings"]["guarantee"] = ["acc loss <= 0.01% @95%"]
 
     _rewrite(copied, better)
@@ -180,6 +181,87 @@ def test_what_is_not_here_is_not_measurable(copied: Path, tmp_path: Path) -> Non
     assert found[next(claim for claim in found if claim.startswith("smelt_continuation acc "))].verdict == "confirmed"
 
 
+def test_bounds_are_those_that_were_certified(copied: Path, tmp_path: Path) -> None:
+    """A record whose numbers are not those of its claim; bounds of a text that is not here; a run that stopped early."""
+
+    def forged(claims: dict[str, Any]) -> None:
+        claims["measured"]["bounds"][0] |= {"limit": 0.0001, "confidence": 0.999}
+
+    _rewrite(copied, forged)
+    found = {each.claim: each for each in verify(copied, output=tmp_path / "a")}
+    (bound,) = (each for claim, each in found.items() if claim.startswith("certified"))
+    assert bound.verdict == "not confirmed"
+    assert "what was certified is 'acc loss <= 30% @90%'" in bound.why
+
+    def elsewhere(claims: dict[str, Any]) -> None:
+        measured = claims["measured"]
+        measured["settings"] |= {"text": "./gone.txt", "guarantee": ["kl <= 0.5 @90%"]}
+        measured["bounds"] = [{"claim": "kl <= 0.5 @90%", "what": "kl", "limit": 0.5, "confidence": 0.9}]
+
+    _rewrite(copied, elsewhere)
+    found = {each.claim: each for each in verify(copied, output=tmp_path / "b")}
+    (bound,) = (
+        each for claim, each in found.items() if claim.startswith("certified that the KL divergence is at most")
+    )
+    assert bound.verdict == "not measurable here"
+    assert "gone.txt" in bound.why
+
+    def shorter(claims: dict[str, Any]) -> None:
+        claims["measured"]["settings"] |= {"text": "builtin", "windows": 3, "guarantee": []}
+
+    _rewrite(copied, shorter)
+    found = {each.claim: each for each in verify(copied, output=tmp_path / "c")}
+    (text,) = (
+        each
+        for claim, each in found.items()
+        if claim.startswith("perplexity 6") or ("perplexity" in claim[:10] and "beside" not in claim)
+    )
+    assert text.verdict == "not measurable here"
+    assert "3 windows were read here, and 4 then" in text.why
+
+
+def test_what_the_runtime_does_not_serve_is_not_measurable(
+    made: tuple[Path, ReportData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeProblem("the architecture X is unknown to the runtime")
+
+    monkeypatch.setattr("smelt.compress.verification.measured.evaluate", refuse)
+    found = [
+        each for each in verify(made[0], output=tmp_path) if "file" not in each.claim and "logits" not in each.claim
+    ]
+    assert len(found) > 4
+    assert {each.verdict for each in found} == {"not measurable here"}
+    assert all("the architecture X" in each.why for each in found)
+
+
+def test_several_processes_are_not_started_for_a_record(made: tuple[Path, ReportData]) -> None:
+    claims = Claims.read(made[0]).measured
+    assert claims is not None
+    claims.settings["tp"] = 5000
+    plan = Remeasurement.plan(claims, None)
+    assert plan.settings.tp == 1
+    assert "5000 processes" in plan.lacking["speed"]
+
+
+def test_code_of_the_original_is_run_only_if_it_is_named(made: tuple[Path, ReportData]) -> None:
+    claims = Claims.read(made[0]).measured
+    assert claims is not None
+    assert Remeasurement.plan(claims, None, trust_remote_code=True).baseline is None
+    named = Remeasurement.plan(claims, "builtin:smelt-6m", trust_remote_code=True)
+    assert named.baseline == "builtin:smelt-6m"
+
+
+def test_directories_of_what_fetched_it_are_no_part_of_it(copied: Path) -> None:
+    (copied / ".cache").mkdir()
+    assert _quick(copied)["the files"].verdict == "confirmed"
+
+
+def test_a_record_cannot_write_lines_of_its_own() -> None:
+    said = Finding("the file x\n\x1b[1Aconfirmed", "not confirmed", "is missing").sentence()
+    assert said.isprintable()
+
+
 def test_another_model_is_not_taken_for_the_original(made: tuple[Path, ReportData]) -> None:
     claims = Claims.read(made[0]).measured
     assert claims is not None
@@ -200,7 +282,18 @@ def test_a_record_does_not_allow_itself_to_run_code(made: tuple[Path, ReportData
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda claims: claims["files"].update({"../x": {"sha256": "0", "bytes": 1}}), "leads out of the checkpoint"),
+        (lambda claims: claims["files"].update({"../x": {"sha256": "0", "bytes": 1}}), "no name of a file"),
+        (lambda claims: claims["files"].update({"x\n\x1b[1Ay": {"sha256": "0", "bytes": 1}}), "no name of a file"),
+        (
+            lambda claims: claims["files"].update({"\ud800": {"sha256": "0", "bytes": 1}}),
+            "no name of a file|surrogates",
+        ),
+        (lambda claims: claims["files"].update({"x" * 300: {"sha256": "0", "bytes": 1}}), "no name of a file"),
+        (lambda claims: claims["logits"]["tokens"][0].pop(), "windows must be of one length"),
+        (lambda claims: claims["logits"]["logprobs"][0].pop(), "each token but a window's first"),
+        (lambda claims: claims["measured"]["text"].update(perplexity=0), "greater than 0"),
+        (lambda claims: claims["measured"]["text"].update(kl=float("inf")), "finite number"),
+        (lambda claims: claims["measured"]["settings"].update(speed={"repeats": 10**6}), "asks for more than"),
         (lambda claims: claims.update(files=3), r"claims\.files"),
         (lambda claims: claims["measured"]["settings"].update(windows=-1), r"settings\.windows"),
         (lambda claims: claims["logits"]["tokens"][0].__setitem__(3, 10**6), "tokens that it does not have"),
@@ -236,17 +329,17 @@ def _decode(ratio: float, bounds: tuple[float, float] | None = None) -> Change:
 @pytest.mark.parametrize(
     ("claimed", "here", "elsewhere", "verdict"),
     [
-        (_decode(2.0), _decode(2.1), False, "confirmed"),
-        (_decode(2.0), _decode(1.85), False, "confirmed"),
-        (_decode(2.0), _decode(1.5), False, "not confirmed"),
-        (_decode(2.0, (1.6, 2.2)), _decode(1.5, (1.3, 1.7)), False, "confirmed"),
-        (_decode(2.0, (1.9, 2.2)), _decode(1.5, (1.3, 1.7)), False, "not confirmed"),
-        (_decode(2.0), _decode(1.5), True, "not measurable here"),
-        (_decode(2.0), _decode(2.5), True, "confirmed"),
+        (2.0, _decode(2.1), False, "confirmed"),
+        (2.0, _decode(1.85), False, "confirmed"),
+        (2.0, _decode(1.5), False, "not confirmed"),
+        (2.0, _decode(1.5, (1.3, 2.05)), False, "confirmed"),
+        (2.0, _decode(1.5, (1.3, 1.7)), False, "not confirmed"),
+        (2.0, _decode(1.5), True, "not measurable here"),
+        (2.0, _decode(2.5), True, "confirmed"),
     ],
 )
 def test_speed_is_judged_by_ratios_and_the_machine(
-    claimed: Change, here: Change, elsewhere: bool, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    claimed: float, here: Change, elsewhere: bool, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from smelt.compress.results.this_machine import this_machine
 

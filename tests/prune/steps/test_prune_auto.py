@@ -139,6 +139,7 @@ def _taken(shape: ModelShape, parts: list[str] | None) -> float:
     return total
 
 
+@pytest.mark.slow
 def test_a_target_of_latency_is_measured_and_reported(tiny: Callable[..., Path], tmp_path: Path) -> None:
     recipe = recipe_of(
         tiny("llama", torch.bfloat16), tmp_path / "out", _prune(latency=0.9, at={"batch": 2, "context": 48})

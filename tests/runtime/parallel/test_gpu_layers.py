@@ -88,13 +88,10 @@ def test_logits_are_those_of_one_process(
             torch.testing.assert_close(parts, one, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "scheme", "kept"),
-    [
-        ("llama", "W4A16", None),
-        pytest.param("llama", "W4A16", torch.int4, marks=SLOW),
-        pytest.param("mixtral", None, None, marks=SLOW),
-    ],
+    [("llama", "W4A16", None), ("llama", "W4A16", torch.int4), ("mixtral", None, None)],
 )
 def test_a_ring_of_ranks(
     tiny: Callable[..., Path], architecture: str, scheme: str | None, kept: torch.dtype | None

@@ -49,6 +49,7 @@ def drafters(tiny: Callable[..., Path], tmp_path: Path) -> dict[str, str]:
         "near": str(save_model(near, tmp_path / "near")),
         "shallow": str(save_model(narrow, tmp_path / "shallow")),
         "lookup": "lookup",
+        "first layers": "early-exit:2",
     }
 
 
@@ -57,7 +58,7 @@ def tokens(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PR
     return [[each.tokens for each in output.completions] for output in engine.generate(prompts, params)]
 
 
-@pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup"])
+@pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup", "first layers"])
 @pytest.mark.parametrize("draft_tokens", [1, 4, "auto"])
 def test_greedy_tokens_are_transformers_own(drafters: dict[str, str], drafter: str, draft_tokens: int | str) -> None:
     model = AutoModelForCausalLM.from_pretrained(drafters["itself"])
@@ -94,7 +95,7 @@ CASES: dict[str, SamplingParams] = {
 }
 
 
-@pytest.mark.parametrize("drafter", ["near", "shallow", "lookup"])
+@pytest.mark.parametrize("drafter", ["near", "shallow", "lookup", "first layers"])
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: str, case: str) -> None:
     alone = Engine(drafters["itself"], **ENGINE).generate(PROMPTS, CASES[case])
@@ -247,6 +248,30 @@ def test_sampled_tokens_follow_the_models_distribution(
     assert score < 3.7
 
 
+def test_an_early_exit_drafts_what_the_first_layers_say(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """As transformers cuts the model: a checkpoint of these layers is accepted at the same places."""
+    path = tiny("llama")
+    cut = AutoModelForCausalLM.from_pretrained(path, num_hidden_layers=2)
+    found = []
+    for drafter in ("early-exit:2", str(save_model(cut, tmp_path / "cut"))):
+        engine = Engine(path, drafter=drafter, draft_tokens=3, **ENGINE)
+        tokens(engine, GREEDY)
+        assert engine.drafting is not None
+        found.append(engine.drafting.total)
+    assert found[0] == found[1]
+    assert found[0].verified > 0
+
+
+def test_adapters_do_not_change_layers_that_draft(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    path = tiny("llama")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(path), config).save_pretrained(tmp_path / "adapter")
+    engine = Engine(path, drafter="early-exit:2", **ENGINE)
+    with pytest.raises(RuntimeProblem, match="use another drafter"):
+        engine.load_adapter("mine", tmp_path / "adapter")
+
+
 def test_a_drafter_with_a_shorter_context_stops_there(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """With learned positions it could not even be asked."""
     path = tiny("opt")
@@ -263,7 +288,10 @@ def test_a_drafter_with_a_shorter_context_stops_there(tiny: Callable[..., Path],
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"drafter": "nowhere"}, "must be lookup, nested or a checkpoint's directory"),
+        ({"drafter": "nowhere"}, "must be lookup, nested, early-exit:N or a checkpoint's directory"),
+        ({"drafter": "early-exit:3"}, "the model has 3 layers; give fewer"),
+        ({"drafter": "early-exit:0"}, "must be lookup, nested, early-exit:N"),
+        ({"drafter": "early-exit:1", "offload": "disk"}, "would be brought for each draft token"),
         ({"drafter": "lookup", "draft_tokens": 0}, "auto, or from 1 to"),
         ({"drafter": "lookup", "draft_tokens": "many"}, "auto, or from 1 to"),
         ({"draft_tokens": 2}, "drafter is not"),

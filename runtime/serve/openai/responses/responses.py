@@ -155,6 +155,7 @@ class Responses:
             "output_tokens": answer,
             "output_tokens_details": {"reasoning_tokens": min(thought, answer)},
             "total_tokens": prompt + answer,
+            **({"upper_bits": True} if output.upper_bits else {}),
         }
 
 
