@@ -68,6 +68,23 @@ def nested_bits(results: Any) -> str:
     )
 
 
+def distilled(results: Any) -> str:
+    """How well drafters agree, by what they learned."""
+
+    def line(row: dict[str, Any]) -> tuple[str, ...]:
+        return (
+            row["learns"], _share(row["top"]), _share(row["overlap"]),
+            *(cell for how in ("greedy", "sampled") for cell in (_share(row[how]["accepted"]), f"{row[how]['tokens']:.2f}")),
+        )  # fmt: skip
+
+    head = ("learned by", "same top token", "overlap", "accepted, greedy", "tokens", "accepted, sampled", "tokens")
+    return (
+        f"Drafters of {results['blocks']} blocks of smelt-6m after {results['tokens']} tokens, on {results['written']} tokens that the model writes after each of"
+        f" {results['requests']} prompts; drafts of three tokens, and the tokens that a verification gives.\n\n"
+        + markdown(head, map(line, results["rows"]))
+    )
+
+
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
@@ -75,4 +92,5 @@ def _share(value: float | None) -> str:
 TABLES = {
     "speculation": ResultsTable("speculation", speculation),
     "nested_bits": ResultsTable("nested_bits", nested_bits),
+    "distilled": ResultsTable("distilled", distilled),
 }
