@@ -83,7 +83,7 @@ def main() -> None:
             print(row, flush=True)
             rows.append(row)
     found = {"tokens": tokens, "blocks": "3 of 6", "written": WRITTEN, "requests": REQUESTS, "rows": rows}
-    print(save("distilled", f"python -m benchmarks.drafts.distilled --tokens {tokens}", found))
+    print(save("drafters", f"python -m benchmarks.drafts.distilled --tokens {tokens}", found))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from .table import ResultsTable, markdown
@@ -68,7 +69,23 @@ def nested_bits(results: Any) -> str:
     )
 
 
-def distilled(results: Any) -> str:
+def upper_bits(results: Any) -> str:
+    """Tokens a second of all bits and of the upper ones."""
+    head = ("sequences", "tokens/s", "from the upper bits", "ratio")
+    rows = [
+        (
+            str(row["sequences"]), f"{row['whole']:.1f}", f"{row['upper']:.1f}",
+            f"**{statistics.median(row['ratios']):.2f}** ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})",
+        )
+        for row in results["rows"]
+    ]  # fmt: skip
+    return (
+        f"A Llama of 1.1 billion random weights; medians of {results['turns']} turns, without drafts.\n\n"
+        + markdown(head, rows)
+    )
+
+
+def drafters(results: Any) -> str:
     """How well drafters agree, by what they learned."""
 
     def line(row: dict[str, Any]) -> tuple[str, ...]:
@@ -92,5 +109,6 @@ def _share(value: float | None) -> str:
 TABLES = {
     "speculation": ResultsTable("speculation", speculation),
     "nested_bits": ResultsTable("nested_bits", nested_bits),
-    "distilled": ResultsTable("distilled", distilled),
+    "drafters": ResultsTable("drafters", drafters),
+    "upper_bits": ResultsTable("upper_bits", upper_bits),
 }

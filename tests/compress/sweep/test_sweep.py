@@ -17,6 +17,7 @@ from smelt.compress.reporting.report_files import load
 from smelt.compress.sweep import run as sweeping
 from smelt.compress.sweep.run import run_sweep
 from smelt.compress.sweep.trials import Sweep
+from smelt.compress.verification.claims import Claims
 
 BASE: dict[str, Any] = {
     "model": "builtin:smelt-6m",
@@ -101,6 +102,12 @@ def test_a_trial_that_would_fail_later_is_found_before_the_first_begins(
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
 
+def test_drafts_are_not_measured_in_a_sweep(sweep_file: Callable[..., Path]) -> None:
+    sweep = Sweep.load(sweep_file(grid={SCHEME: ["W8A16", "W3A16"]}), ["evaluate.drafter=lookup", "evaluate.speed={}"])
+    with pytest.raises(SmeltError, match=r"evaluate\.drafter: is not measured in a sweep"):
+        run_sweep(sweep)
+
+
 def test_trials_share_one_report_and_finished_ones_are_not_run_again(
     sweep_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +119,10 @@ def test_trials_share_one_report_and_finished_ones_are_not_run_again(
     assert perplexities[2] > perplexities[1]
     card = (first.checkpoints["W3A16"] / "README.md").read_text()
     assert f"{perplexities[2]:.2f}" in card
+    claims = Claims.read(first.checkpoints["W3A16"]).measured
+    assert claims is not None
+    assert claims.text is not None
+    assert claims.text.perplexity == perplexities[2]
     assert load(tmp_path / "out") == first.report
 
     made = {f: f.stat().st_mtime_ns for f in (tmp_path / "out").rglob("*.safetensors")}

@@ -1,0 +1,90 @@
+"""Answers from the upper four of 8 bits beside answers from all of them, in turns.
+
+    python -m benchmarks.drafts.upper_bits --scratch /var/tmp/smelt-cpu [--turns 5]
+
+A Llama of 1.1 billion random weights in W4in8, without drafts: what a server gains from answering so, by the number of sequences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.requests.sequence import Request
+
+from ..common import save
+from ..random_model import BIG, build
+from .speculation import PROMPT, forms_of
+
+OUTPUT, LOADS = 48, (1, 8, 16)
+
+
+class OneKind(Engine):
+    """An engine that answers all requests alike, however many wait."""
+
+    answers_from_upper = False
+
+    def _submit(self, request: Request, sink: Any) -> None:
+        # No request finds another's keys and values.
+        request.upper_bits, request.salt = self.answers_from_upper, random.randbytes(8)
+        super()._submit(request, sink)
+
+
+def tokens_a_second(engine: OneKind, prompts: list[list[int]], *, upper: bool) -> float:
+    """Of one turn."""
+    engine.answers_from_upper = upper
+    begun = time.perf_counter()
+    engine.generate(prompts, SamplingParams(max_tokens=OUTPUT, temperature=0, ignore_eos=True))
+    return len(prompts) * OUTPUT / (time.perf_counter() - begun)
+
+
+def main() -> None:
+    """Measure all loads."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--turns", type=int, default=5)
+    given = parser.parse_args()
+    model = given.scratch / "bf16"
+    if not (model / "config.json").is_file():
+        build(model, 16, BIG)
+    checkpoint = forms_of(model, given.scratch, calibrated=False)["w4in8"]
+    # So many never wait: the turns say what answers.
+    engine = OneKind(
+        checkpoint,
+        drafter="nested",
+        upper_bits_at=10**6,
+        max_sequences=max(LOADS),
+        max_length=PROMPT + OUTPUT,
+        quiet=True,
+    )
+    engine.drafting = engine.scheduler.drafting = None
+    draw = random.Random(0)
+    rows = []
+    for count in LOADS:
+        prompts = [[draw.randrange(4, BIG.vocabulary) for _ in range(PROMPT)] for _ in range(count)]
+        for upper in (False, True):
+            tokens_a_second(engine, prompts, upper=upper)
+        turns = [
+            (tokens_a_second(engine, prompts, upper=False), tokens_a_second(engine, prompts, upper=True))
+            for _ in range(given.turns)
+        ]
+        rows.append(
+            {
+                "sequences": count,
+                "whole": statistics.median(whole for whole, _ in turns),
+                "upper": statistics.median(upper for _, upper in turns),
+                "ratios": [round(upper / whole, 3) for whole, upper in turns],
+            }
+        )
+        print(rows[-1], flush=True)
+    found = {"turns": given.turns, "prompt": PROMPT, "output": OUTPUT, "rows": rows}
+    print(save("upper_bits", f"python -m benchmarks.drafts.upper_bits --turns {given.turns}", found))
+
+
+if __name__ == "__main__":
+    main()
