@@ -66,6 +66,7 @@ def test_none_begins_after_the_last_minute(tmp_path: Path) -> None:
     assert "--rotate 0: 1 tests left for other runs" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_makefile_names_it() -> None:
     if not (REPOSITORY / ".venv/bin/python").exists():
         pytest.skip("make uses .venv, which is not here")

@@ -168,7 +168,7 @@ def test_a_rehearsal_finds_no_mistake(stage: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "parts",
     [
-        ["ceilings", "rows"],
+        pytest.param(["ceilings", "rows"], marks=pytest.mark.slow),
         pytest.param(["attention", "linears", "tuning", "compile_all"], marks=pytest.mark.slow),
         pytest.param(["decode", "serving", "end_to_end"], marks=pytest.mark.slow),
     ],

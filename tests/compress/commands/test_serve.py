@@ -31,6 +31,7 @@ def test_running_requests_end_after_sigterm_and_new_ones_are_refused() -> None:
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_started_again_and_serves() -> None:
     for _ in range(2):
         with started() as (process, url):

@@ -181,6 +181,7 @@ def test_what_is_not_here_is_not_measurable(copied: Path, tmp_path: Path) -> Non
     assert found[next(claim for claim in found if claim.startswith("smelt_continuation acc "))].verdict == "confirmed"
 
 
+@pytest.mark.slow
 def test_bounds_are_those_that_were_certified(copied: Path, tmp_path: Path) -> None:
     """A record whose numbers are not those of its claim; bounds of a text that is not here; a run that stopped early."""
 

@@ -74,6 +74,7 @@ def _problems(recipe: Recipe) -> str:
     return "\n".join(str(problem) for problem in Plan.make(recipe).problems)
 
 
+@pytest.mark.slow
 def test_a_pruned_model_comes_nearer_to_its_teacher(distilled: Make) -> None:
     recipe = distilled(
         "builtin:smelt-6m",
