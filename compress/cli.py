@@ -29,7 +29,7 @@ from .commands import (
     sweep,
     verify,
 )
-from .commands.outcome import say
+from .commands.common.outcome import say
 
 app = typer.Typer(
     name="smelt",

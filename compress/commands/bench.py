@@ -13,8 +13,8 @@ import typer
 from ...runtime import EngineConfig
 from ...system.errors import SmeltError
 from ...system.progress import Progress
-from .engine_options import options_given, with_engine_options
-from .outcome import reporting_errors
+from .common.engine_options import options_given, with_engine_options
+from .common.outcome import reporting_errors
 
 
 @reporting_errors

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from ...runtime import EngineConfig, SamplingParams
-from .engine_options import with_engine_options
-from .outcome import reporting_errors
+from .common.engine_options import with_engine_options
+from .common.outcome import reporting_errors
 
 
 @reporting_errors

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .outcome import make_directory, passed, reporting_errors
+from .common.outcome import make_directory, passed, reporting_errors
 
 
 @reporting_errors

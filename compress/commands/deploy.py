@@ -10,7 +10,7 @@ import typer
 
 from ...system.errors import SmeltError, nearest_name
 from ..deploy.options import FORMS, DeployOptions, EngineName, Form
-from .outcome import reporting_errors
+from .common.outcome import reporting_errors
 
 
 @reporting_errors

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...system.errors import SmeltError
-from .outcome import reporting_errors
+from .common.outcome import reporting_errors
 from .run import run_and_print
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ...system.errors import SmeltError
-from .outcome import not_certified, passed, reporting_errors
+from .common.outcome import not_certified, passed, reporting_errors
 
 
 @reporting_errors

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...system.errors import SmeltError
-from .outcome import reporting_errors
+from .common.outcome import reporting_errors
 
 if TYPE_CHECKING:
     from ...runtime.kernels.tools.tune import Tunable

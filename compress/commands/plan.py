@@ -11,7 +11,7 @@ import typer
 
 from ...system.errors import SmeltError
 from ...system.progress import Progress
-from .outcome import reporting_errors, say
+from .common.outcome import reporting_errors, say
 
 
 @reporting_errors

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .launched import on_processes
-from .outcome import reporting_errors
+from .common.launched import on_processes
+from .common.outcome import reporting_errors
 
 
 @reporting_errors

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .outcome import reporting_errors
+from .common.outcome import reporting_errors
 
 
 @reporting_errors

@@ -12,8 +12,8 @@ import typer
 
 from ...runtime import EngineConfig
 from ...system.errors import SmeltError
-from .engine_options import with_engine_options
-from .outcome import reporting_errors
+from .common.engine_options import with_engine_options
+from .common.outcome import reporting_errors
 
 if TYPE_CHECKING:
     from ...runtime.serve.http.config import ServerConfig

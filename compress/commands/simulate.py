@@ -14,7 +14,7 @@ from ...runtime.cache_types import kv_dtype_help
 from ...runtime.scheduling.policies.table import POLICIES
 from ...system.errors import SmeltError
 from ...system.progress import Progress
-from .outcome import make_directory, reporting_errors
+from .common.outcome import make_directory, reporting_errors
 
 if TYPE_CHECKING:
     from ...quant.scheme import Scheme

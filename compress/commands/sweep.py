@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ...system.errors import SmeltError
-from .outcome import passed, reporting_errors, say
+from .common.outcome import passed, reporting_errors, say
 
 
 @reporting_errors

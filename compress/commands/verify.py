@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .outcome import reporting_errors, say
+from .common.outcome import reporting_errors, say
 
 
 @reporting_errors

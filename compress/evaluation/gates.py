@@ -91,9 +91,8 @@ class Gate:
         """A sentence for each model that fails it. An unmeasured metric fails too: a gate must not pass silently."""
         judged = report.candidates or report.models
         if self.metric == "draft_speedup" and not any(model.drafts for model in judged):
-            judged = [
-                model for model in report.models if model.drafts
-            ] or judged  # a checkpoint drafts for the baseline
+            # A checkpoint drafts for the baseline.
+            judged = [model for model in report.models if model.drafts] or judged
         return [sentence for model in judged if (sentence := self._fallen(model))]
 
     def _fallen(self, model: ModelResult) -> str | None:

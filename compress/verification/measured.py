@@ -217,22 +217,24 @@ def _text(claims: MeasuredClaims, model: ModelResult | None, plan: Remeasurement
         agrees = abs(text.perplexity / claim.perplexity - 1) <= _PERPLEXITY
         said = f"here it is {perplexity(text.perplexity)} ({_PERPLEXITY:.1%} are allowed)"
         yield Finding(what, _verdict(agrees), said)
-    if claim.ratio is not None:
-        what = f"perplexity beside the original's {claim.ratio - 1:+.2%}"
-        if why is not None or beside is None or beside.perplexity is None:
+    ratio = beside.perplexity.ratio if beside and beside.perplexity else None
+    kl_allowed = max(_KL * (claim.kl or 0.0), _KL_LEAST)
+    for named, claimed, found, allowed, say in (
+        ("perplexity beside the original's", claim.ratio, ratio, _PERPLEXITY * (claim.ratio or 1.0), _percent),
+        ("KL divergence", claim.kl, beside.kl if beside else None, kl_allowed, "{:.4f}".format),
+    ):
+        if claimed is None:
+            continue
+        what = f"{named} {say(claimed)}"
+        if why is not None or found is None:
             yield Finding(what, "not measurable here", why or plan.why_not("baseline"))
         else:
-            agrees = abs(beside.perplexity.ratio / claim.ratio - 1) <= _PERPLEXITY
-            said = f"here {beside.perplexity.ratio - 1:+.2%} ({100 * _PERPLEXITY:.1f} points are allowed)"
-            yield Finding(what, _verdict(agrees), said)
-    if claim.kl is not None:
-        what = f"KL divergence {claim.kl:.4f}"
-        if why is not None or beside is None or beside.kl is None:
-            yield Finding(what, "not measurable here", why or plan.why_not("baseline"))
-        else:
-            allowed = max(_KL * claim.kl, _KL_LEAST)
-            said = f"here it is {beside.kl:.4f} ({allowed:.4f} are allowed)"
-            yield Finding(what, _verdict(abs(beside.kl - claim.kl) <= allowed), said)
+            verdict = _verdict(abs(found - claimed) <= allowed)
+            yield Finding(what, verdict, f"here it is {say(found)} (a difference of {allowed:.4f} is allowed)")
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio - 1:+.2%}"
 
 
 def _tasks(claims: MeasuredClaims, model: ModelResult | None, plan: Remeasurement) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from smelt.compress import Recipe, SmeltError, run
-from smelt.compress.commands.launched import on_processes
+from smelt.compress.commands.common.launched import on_processes
 from smelt.compress.pipeline.plan import Plan
 from smelt.compress.pipeline.verify import whole_model_bytes
 from smelt.system import measurement_cache as cache

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ...runtime import EngineConfig
+from ....runtime import EngineConfig
 
 # Not for a command line, or another option's second name.
 _LEFT_OUT = ("fusions", "static_batching", "quiet")

@@ -10,8 +10,8 @@ from typing import Any, ParamSpec
 
 import typer
 
-from ...system.errors import SmeltError
-from ...system.interrupts import SENTENCE, STATUS, remembered_interrupts
+from ....system.errors import SmeltError
+from ....system.interrupts import SENTENCE, STATUS, remembered_interrupts
 
 P = ParamSpec("P")
 
@@ -41,7 +41,7 @@ def reporting_errors(command: Callable[P, int | None]) -> Callable[P, None]:
 def say(text: str, status: int) -> int:
     """Print an error; returns the status."""
     # Only one of several processes prints it; torch knows which once they have connected.
-    package = (__package__ or "").removesuffix(".compress.commands")
+    package = (__package__ or "").removesuffix(".compress.commands.common")
     processes = sys.modules.get(f"{package}.system.processes")
     if processes is None or processes.first_to_fail():
         for line in text.split("\n"):

@@ -1,0 +1,1 @@
+"""What commands share: options, processes and how they end."""
