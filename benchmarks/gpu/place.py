@@ -103,7 +103,7 @@ class Place:
 
         before = loading._operators  # pyright: ignore[reportPrivateUsage]
         if self.rehearses:
-            loading._operators = lambda dtype, _, config, __: GpuOperators(dtype, self.device, config.fusions)  # type: ignore[assignment]
+            loading._operators = lambda dtype, _, config, *__, **___: GpuOperators(dtype, self.device, config.fusions)  # type: ignore[assignment]
         try:
             yield
         finally:

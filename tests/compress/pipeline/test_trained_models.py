@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,8 +74,12 @@ def test_gptq_loses_less_than_nearest(
 ) -> None:
     path = model if model.startswith("builtin") else shared / "models" / model
     (nearest,) = _measure(recipe, path, shared, bits, group, "nearest", range(1))
-    # At 4 bits in groups of 64 all are within half a percent of the original, as much as seeds differ.
-    seeds = range(3) if (bits, group) == (4, 64) else range(1)
-    gptq = _measure(recipe, path, shared, bits, group, "gptq", seeds)
-    assert statistics.mean(e["kl"] for e in gptq) < nearest["kl"]
-    assert statistics.mean(e["perplexity"] for e in gptq) < nearest["perplexity"]
+    # At 4 bits in groups of 64 perplexity ranks nothing: nearest is 0.5% off, draws of the calibration 0.7 to 1.6%, though all
+    # of them have half of nearest's KL. This text is not what the model would write, so a loss can look like a gain on it.
+    few_bits_lost = (bits, group) == (4, 64)
+    gptq = _measure(recipe, path, shared, bits, group, "gptq", range(3) if few_bits_lost else range(1))
+    if few_bits_lost:
+        assert max(e["kl"] for e in gptq) < 0.75 * nearest["kl"]
+    else:
+        assert gptq[0]["kl"] < nearest["kl"]
+        assert gptq[0]["perplexity"] < nearest["perplexity"]
