@@ -20,14 +20,11 @@ from typing import Any
 
 from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.requests.sequence import Sequence
-from smelt.runtime.scheduling.plan import StepPlan
-from smelt.runtime.speculation.drafter import Drafter, Drafts
 from smelt.runtime.speculation.length import FixedDrafts
-from smelt.runtime.speculation.lookup import LookupDrafter
 
 from ..common import REPOSITORY, SHARED, save
 from ..random_model import BIG, build
+from .forced import Acceptance, force
 
 SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 PROMPT, OUTPUT = 64, 64
@@ -54,36 +51,6 @@ class Pair:
     copies: bool = False
 
 
-class ForcedDrafter:
-    """Does a drafter's work; its tokens are right with a given probability.
-
-    Args:
-        drafter: the drafter.
-        outputs: the right tokens, by prompt.
-        share: the probability.
-    """
-
-    def __init__(self, drafter: Drafter, outputs: dict[tuple[int, ...], list[int]], share: float) -> None:
-        self._drafter, self._outputs, self._share = drafter, outputs, share
-        self._draw = random.Random(0)
-
-    def unprepared(self, sequence: Sequence) -> int:
-        """As many as the drafter's."""
-        return self._drafter.unprepared(sequence)
-
-    def propose(self, plan: StepPlan) -> Drafts:
-        """Right and wrong tokens in the place of the drafter's."""
-        drafts = self._drafter.propose(plan)
-        if isinstance(self._drafter, LookupDrafter):
-            drafts.of.update({chunk.sequence: [0] * chunk.drafts for chunk in plan.chunks if chunk.drafts})
-        for sequence, draft in drafts.of.items():
-            right = self._outputs[tuple(sequence.request.prompt)][len(sequence.generated) :]
-            for i in range(len(draft)):
-                token = right[i] if i < len(right) else 0
-                draft[i] = token if self._draw.random() < self._share else (token + 1) % 1000
-        return drafts
-
-
 def turn(engine: Engine, prompts: SequenceOf[list[int]], output: int) -> tuple[float, list[list[int]]]:
     """Tokens a second from when all prompts are computed, and the tokens."""
     engine.cache.forget()
@@ -106,7 +73,7 @@ def measure(
     prompts: SequenceOf[list[int]],
     *,
     turns: int,
-    forced: float | None = None,
+    forced: Acceptance | None = None,
     draft_tokens: int | str = "auto",
 ) -> dict[str, Any]:
     """Medians of turns without and with drafts."""
@@ -121,19 +88,17 @@ def measure(
     )
     drafting = engine.drafting
     assert drafting is not None
-    _draft(engine, None)
+    draft(engine, None)
     _, alone = turn(engine, prompts, OUTPUT)
     if forced is not None:
-        assert engine.drafter is not None
-        known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, alone, strict=True)}
-        engine.executor._drafter = ForcedDrafter(engine.drafter, known, forced)  # type: ignore[attr-defined]
-    _draft(engine, drafting)
+        force(engine, prompts, alone, forced)
+    draft(engine, drafting)
     turn(engine, prompts, OUTPUT)
     before, rates, same = drafting.total.copy(), [], True
     for _ in range(turns):
-        _draft(engine, None)
+        draft(engine, None)
         plain, _ = turn(engine, prompts, OUTPUT)
-        _draft(engine, drafting)
+        draft(engine, drafting)
         drafted, tokens = turn(engine, prompts, OUTPUT)
         rates.append((plain, drafted))
         same = same and tokens == alone
@@ -144,7 +109,7 @@ def measure(
         "pair": pair.name,
         "sequences": len(prompts),
         "draft_tokens": draft_tokens,
-        "forced": forced,
+        "forced": None if forced is None else forced.share,
         "plain": statistics.median(plain for plain, _ in rates),
         "drafted": statistics.median(drafted for _, drafted in rates),
         "ratio": statistics.median(ratios),
@@ -159,7 +124,7 @@ def measure(
     return found
 
 
-def _draft(engine: Engine, drafting: FixedDrafts | None) -> None:
+def draft(engine: Engine, drafting: FixedDrafts | None) -> None:
     """Let it draft or not; what it does not draft teaches it nothing of drafts, and makes no room for losses."""
     engine.drafting = engine.scheduler.drafting = drafting
 
@@ -229,10 +194,10 @@ def big(scratch: Path, turns: int, shares: dict[str, float]) -> list[dict[str, A
     for name, pair in pairs.items():
         asked = repeated if pair.copies else prompts
         for count in (1, 8):
-            rows.append(measure(pair, asked[:count], turns=turns, forced=shares[name]))
+            rows.append(measure(pair, asked[:count], turns=turns, forced=Acceptance(shares[name])))
     for count in (1, 8):  # a drafter that is always wrong
         wrong = replace(pairs["bf16, drafted by W4"], name="bf16, drafted by W4, always wrong")
-        rows.append(measure(wrong, prompts[:count], turns=turns, forced=0.0))
+        rows.append(measure(wrong, prompts[:count], turns=turns, forced=Acceptance(0.0)))
     return rows
 
 

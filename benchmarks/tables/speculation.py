@@ -102,6 +102,44 @@ def drafters(results: Any) -> str:
     )
 
 
+def token_trees(results: Any) -> str:
+    """Chains and trees, beside no drafts and beside each other."""
+
+    def line(row: dict[str, Any]) -> tuple[str, ...]:
+        return (
+            row["pair"], str(row["sequences"]), f"{statistics.median(rates[0] for rates in row['rates']):.1f}",
+            f"{row['chains']:.2f}", f"{row['trees']:.2f}",
+            f"**{statistics.median(row['beside']):.2f}** ({min(row['beside']):.2f} to {max(row['beside']):.2f})",
+            *("-" if row[name] is None else f"{row[name]:.2f}" for name in ("chain_tokens", "tree_tokens")),
+            f"{row['branched']:.1f}", "yes" if row["same_tokens"] else "no",
+        )  # fmt: skip
+
+    head = (
+        "model",
+        "sequences",
+        "tokens/s alone",
+        "chains",
+        "trees",
+        "trees beside chains",
+        "tokens per chain",
+        "tokens per tree",
+        "branched",
+        "same tokens",
+    )
+    known = [(name, _share(each["share"]), _share(each["caught"])) for name, each in results["acceptance"].items()]
+    return (
+        f"Medians of {results['turns']} turns, in which no drafts, chains and trees of up to {results['branches']} branches follow each other. `chains`"
+        " and `trees` are beside no drafts. Of smelt-6m on real text, chains of three with up to four branches:\n\n"
+        + markdown(
+            ("model", "chain's next token right", "a branch right, if one begins where the chain is wrong"), known
+        )
+        + "\nsmelt-6m:\n\n"
+        + markdown(head, map(line, results["small"]))
+        + "\nA Llama of 1.1 billion random weights, whose drafts are made right as often as those above:\n\n"
+        + markdown(head, map(line, results["big"]))
+    )
+
+
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
@@ -111,4 +149,5 @@ TABLES = {
     "nested_bits": ResultsTable("nested_bits", nested_bits),
     "drafters": ResultsTable("drafters", drafters),
     "upper_bits": ResultsTable("upper_bits", upper_bits),
+    "token_trees": ResultsTable("token_trees", token_trees),
 }

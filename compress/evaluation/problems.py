@@ -95,8 +95,9 @@ def drafter_problems(settings: Evaluate, where: str = "evaluate.", *, of_recipe:
         return [
             Problem(field, "is measured with the speed's loads, and speed is not measured; set speed, or leave it out")
         ]
-    if settings.drafter != LOOKUP and settings.tp * settings.pp > 1:
-        return [Problem(field, f"on several processes only {LOOKUP} drafts; use it, or leave out tp and pp")]
+    if settings.drafter != LOOKUP and is_part(settings.drafter) and settings.tp * settings.pp > 1:
+        why = "is a part of the model, which several processes divide"
+        return [Problem(field, f"{why}; use {LOOKUP} or a checkpoint, or leave out tp and pp")]
     if is_part(settings.drafter):
         return []
     if settings.drafter == RESULT and of_recipe:

@@ -25,6 +25,8 @@ class Run:
         wants: how many of the last tokens need logits.
         adapter: that they are for; None for the model itself.
         decodes: whether they attend as single tokens do, so that each gets what it would get alone; where operators can.
+        also: further places for keys and values, ``(which of the tokens, slot)``: in blocks of runs of the same step that branch off this
+            one, and attend to them there.
     """
 
     tokens: list[int]
@@ -34,6 +36,7 @@ class Run:
     wants: int
     adapter: str | None = None
     decodes: bool = False
+    also: tuple[tuple[int, int], ...] = ()
 
     @property
     def stop(self) -> int:
@@ -95,6 +98,19 @@ class Batch:
             [end - back for run, end in zip(runs, starts[1:], strict=True) for back in range(run.wants, 0, -1)],
             dtype=torch.int64,
         )
+
+    @cached_property
+    def also(self) -> tuple[Tensor, Tensor] | None:
+        """Rows whose keys and values have further places, and their slots; None if none has."""
+        found = [
+            (begin + token, slot)
+            for run, begin in zip(self.runs, self.starts, strict=False)
+            for token, slot in run.also
+        ]
+        if not found:
+            return None
+        rows, slots = torch.tensor(found).T.contiguous()
+        return rows, slots
 
     @cached_property
     def adapted(self) -> dict[str, Tensor]:

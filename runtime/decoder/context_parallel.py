@@ -79,6 +79,11 @@ class ContextBatch(Batch):
         return [p for p in range(run.start, run.stop) if first <= p % self._span < first + self.block_size]
 
     @property
+    def also(self) -> None:  # type: ignore[override]
+        """None: nothing branches off where sequences are divided."""
+        return None
+
+    @property
     def adapted(self) -> dict[str, Tensor]:  # type: ignore[override]
         """None: adapters are not applied on several ranks."""
         return {}

@@ -275,6 +275,9 @@ def stored_by_torch(
     if rotation is not None:
         queries, keys = rotate(queries, *rotation), rotate(keys, *rotation)
     store.write(layer, batch.slots, keys, values)
+    if batch.also is not None:
+        rows, slots = batch.also
+        store.write(layer, slots, keys[rows], values[rows])
     return queries
 
 

@@ -62,8 +62,12 @@ def equal_pieces(runs: list[Run], count: int) -> list[list[Run]]:
             end = total * (piece + 1) // count
             taken = min(len(run.tokens), end - done)
             after = len(run.tokens) - taken
-            pieces[piece].append(replace(run, tokens=run.tokens[:taken], wants=max(0, run.wants - after)))
-            run = replace(run, tokens=run.tokens[taken:], start=run.start + taken, wants=min(run.wants, after))
+            first = tuple(pair for pair in run.also if pair[0] < taken)
+            others = tuple((token - taken, slot) for token, slot in run.also if token >= taken)
+            wants = max(0, run.wants - after)
+            pieces[piece].append(replace(run, tokens=run.tokens[:taken], wants=wants, also=first))
+            wants = min(run.wants, after)
+            run = replace(run, tokens=run.tokens[taken:], start=run.start + taken, wants=wants, also=others)
             done += taken
             piece += done == end
     return pieces

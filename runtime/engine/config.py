@@ -18,6 +18,7 @@ from ..scheduling.swapping import SWAP_MODES, SwapMode
 LOOKUP, NESTED = "lookup", "nested"
 EARLY_EXIT = re.compile(r"early-exit:([1-9]\d{0,3})")
 MOST_DRAFTS = 64
+MOST_BRANCHES = 16
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 
@@ -76,6 +77,8 @@ class EngineConfig:
             compressed form of the model, or any cheaper one with its tokenizer. None: none.
         draft_tokens: how many tokens it proposes: ``auto`` (what is expected to be the fastest, from acceptance, load and measured times; none
             where none is) or a number.
+        draft_branches: token trees: how many branches a chain of draft tokens may have, of tokens that may come instead of its own; 0 for
+            chains alone. With draft_tokens ``auto`` as many as are expected to pay.
         upper_bits_at: while at least so many requests wait, those that arrive are answered from the upper four of the weights' 8 bits, which is
             faster and less exact; their outputs say so. With drafter ``nested`` only. None: never.
         compile: use torch.compile for the layers instead of Smelt's kernels; it takes a minute at the first
@@ -119,6 +122,7 @@ class EngineConfig:
     fusions: Fusions | None = None
     drafter: str | None = None
     draft_tokens: int | str = "auto"
+    draft_branches: int = 0
     upper_bits_at: int | None = None
     compile: bool = False
     quiet: bool = False
@@ -191,11 +195,18 @@ class EngineConfig:
             raise RuntimeProblem(f"draft_tokens is {self.draft_tokens!r}; it must be auto, or from 1 to {MOST_DRAFTS}")
         if self.drafter is None and self.draft_tokens != "auto":
             raise RuntimeProblem("draft_tokens is set, but drafter is not; set it to lookup, nested or a checkpoint")
-        if self.drafter not in (None, LOOKUP) and self.ranks > 1:
+        if not 0 <= self.draft_branches <= MOST_BRANCHES:
+            raise RuntimeProblem(f"draft_branches is {self.draft_branches}; it must be from 0 to {MOST_BRANCHES}")
+        if self.draft_branches and self.drafter is None:
+            raise RuntimeProblem("draft_branches is set, but drafter is not; set it to lookup, nested or a checkpoint")
+        if self.draft_branches and self.cp > 1:
             raise RuntimeProblem(
-                f"drafter is {self.drafter}, and {self.division}; on several processes only lookup drafts, set drafter to lookup"
+                f"draft_branches is {self.draft_branches}, and cp is {self.cp}, which divides sequences; leave one of them out"
             )
-
+        if (self.drafter == NESTED or self.exit_layer is not None) and self.ranks > 1:
+            raise RuntimeProblem(
+                f"drafter is {self.drafter}, and {self.division}: a part of the model, which is divided, cannot draft alone; use lookup or a checkpoint"
+            )
         if self.upper_bits_at is not None and (self.drafter != NESTED or self.upper_bits_at < 1):
             raise RuntimeProblem(
                 f"upper_bits_at is {self.upper_bits_at} and drafter is {self.drafter}; it must be at least 1, with drafter nested, whose planes it needs"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 import torch
+from torch import Tensor
 
 from ...system.errors import RuntimeProblem
 from ...system.progress import Log
@@ -16,6 +18,7 @@ from ..decoder.batch import Run
 from ..decoder.kv_cache import KeysValues
 from ..decoder.model import Model
 from ..native.nested import NestedOperators, UpperOperators
+from ..parallel.stages import RankPlace
 from ..speculation.caches import DraftCache, OwnCache, SharedCache
 from ..speculation.drafter import Drafter
 from ..speculation.length import AdaptiveDrafts, FixedDrafts
@@ -52,19 +55,22 @@ class DraftModel:
     is_part: bool = False
 
     @classmethod
-    def load(cls, config: EngineConfig, opened: Checkpoint, verifier: Model, *, log: Log) -> Self | None:
-        """Load the one that a configuration names; None if it names none.
+    def load(
+        cls, config: EngineConfig, opened: Checkpoint, verifier: Model, place: RankPlace, *, log: Log
+    ) -> Self | None:
+        """Load the one that a configuration names; None if it names none, and on all ranks but the first, which drafts for all.
 
         Args:
             config: of the engine.
             opened: the verifier's checkpoint.
-            verifier: the model that verifies.
+            verifier: the model that verifies, or this rank's part of it.
+            place: this process' among those that compute the model.
             log: gets messages for the user.
 
         Raises:
             SmeltError: it cannot be read, or has another tokenizer or vocabulary.
         """
-        if config.drafter in (None, LOOKUP):
+        if config.drafter in (None, LOOKUP) or place.world.rank > 0:
             return None
         if config.drafter == NESTED:
             return cls.nested(opened, verifier, log=log)
@@ -81,12 +87,20 @@ class DraftModel:
             dtype=str(verifier.dtype).removeprefix("torch."),
             drafter=None,
             draft_tokens="auto",
+            draft_branches=0,
             offload=None,
             offload_directory=None,
             reproducible=False,
+            tp=1,
+            pp=1,
+            cp=1,
+            expert_parallel=False,
         )
         of_drafter, model = load_model(path, alone, log=log, drafts=True)
         _check_vocabulary(path, opened, of_drafter, verifier, model)
+        if config.ranks > 1:
+            log("the first rank drafts, with all of the drafter's layers and a cache of its own")
+            return cls(model, shares=False)
         model.share_tables(verifier)
         distance = _distance(verifier, model)
         shares = distance is not None and distance < _ALIKE
@@ -158,7 +172,7 @@ class DraftModel:
         """
         cache: DraftCache = SharedCache(store)
         if not self.shares:
-            cache = OwnCache(self.model.keys_values(blocks, store.block_size, self.model.dtype), blocks)
+            cache = OwnCache(self.model.keys_values(blocks, config.block_positions, self.model.dtype), blocks)
         return ModelDrafter(
             self.model,
             cache,
@@ -170,37 +184,37 @@ class DraftModel:
         )
 
 
-def drafting_of(config: EngineConfig, drafter: Drafter, model: Model, store: KeysValues) -> FixedDrafts:
+def drafting_of(config: EngineConfig, drafter: Drafter, compute: Callable[[list[Run]], Tensor]) -> FixedDrafts:
     """How many tokens a drafter proposes.
 
     Args:
         config: of the engine.
         drafter: the drafter.
-        model: the verifier, whose steps are measured if the number adapts.
-        store: its keys and values, which hold nothing yet.
+        compute: a step of the verifier, which is measured if the number adapts; its cache holds nothing yet.
     """
     if isinstance(config.draft_tokens, int):
-        return FixedDrafts(config.draft_tokens)
+        return FixedDrafts(config.draft_tokens, config.draft_branches, drafter.longest_branch)
     looks_up = isinstance(drafter, LookupDrafter)
     drafting = None
     if isinstance(drafter, ModelDrafter):
-        drafting = _measured(drafter.model, drafter.store, config.max_sequences)
-    return AdaptiveDrafts(_MOST[looks_up], _measured(model, store, max(_ROWS)), drafting, drafter.unprepared)
+        drafting = _measured(drafter.compute, config.max_sequences)
+    verifying = _measured(compute, max(_ROWS))
+    branches, longest = config.draft_branches, drafter.longest_branch
+    return AdaptiveDrafts(_MOST[looks_up], verifying, drafting, drafter.unprepared, branches, longest)
 
 
 @torch.inference_mode()
-def _measured(model: Model, store: KeysValues, most: int) -> TimesByRows:
+def _measured(compute: Callable[[list[Run]], Tensor], most: int) -> TimesByRows:
     """Times of a model's steps, by rows; what they write into the cache's first block is of no use."""
     times, begun = TimesByRows(), time.perf_counter()
     for rows in _ROWS:
         if rows > most or (rows > 2 and time.perf_counter() - begun > _MEASURING_SECONDS):
             break
-        runs = [Run([0], 1, [0], store.block_size, 1)] * rows
+        runs = [Run([0], 1, [0, 0], 2, 1)] * rows
         took = []
         for _ in range(3 if times.is_known else 5):  # the first ones are slow
             started = time.perf_counter()
-            with on_device_of(model):
-                model(model.batch(runs, store.block_size), store).cpu()
+            compute(runs).cpu()
             took.append(time.perf_counter() - started)
         times.measured(rows, statistics.median(took))
     return times

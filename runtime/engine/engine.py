@@ -19,6 +19,7 @@ from ...system.errors import RuntimeProblem, nearest_name
 from ...system.progress import Log
 from ..blocks.block_cache import BlockCache
 from ..blocks.host_tier import HostTier
+from ..decoder.batch import Run
 from ..decoder.model import Model
 from ..decoder.prompt_states import prompt_states
 from ..parallel.stages import RankPlace
@@ -50,7 +51,7 @@ from .new_requests import NewRequests, Prompt
 from .scoring import grouped
 from .share import EngineShare
 from .worker import work_unless_first
-from .workers import StatesMessage, Workers
+from .workers import StatesMessage, StepMessage, Workers
 
 Sink = Callable[[RequestOutput], object]
 
@@ -111,7 +112,7 @@ class Engine:
         self.ends = frozenset(directory.end_tokens(share.opened.config))
         self._draft_model = share.draft_model
         self.drafter = self._drafter()
-        self.drafting = None if self.drafter is None else drafting_of(config, self.drafter, share.model, share.store)
+        self.drafting = None if self.drafter is None else drafting_of(config, self.drafter, self._compute)
         self._schedule()
         self.executor = self._executor()
         self.on_step: Callable[[StepPlan], object] | None = None
@@ -151,6 +152,13 @@ class Engine:
         if self._draft_model is not None:
             return self._draft_model.drafter(self.model, self._store, self.reservation.blocks, self.ends, self.config)
         return LookupDrafter() if self.config.drafter == LOOKUP else None
+
+    def _compute(self, runs: list[Run]) -> Tensor:
+        """A step of the model alone, on all ranks."""
+        if self._workers is not None:
+            self._workers.compute(StepMessage(StepPlan([]), runs))
+        with self._device:
+            return self.model(self.model.batch(runs, self._store.block_size), self._store)
 
     def _executor(self) -> Executor:
         """The executor that the model's operators require."""
@@ -595,7 +603,7 @@ class Engine:
 
     def _commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Record a step's results; returns the requests that progressed."""
-        self.scheduler.commit(plan, time.perf_counter())
+        self.scheduler.commit(plan, time.perf_counter(), result.replaced)
         changed: dict[str, Request] = {}
         for sequence in result.broken:
             request = sequence.request
@@ -622,9 +630,9 @@ class Engine:
                     self._append(sequence, sampled)
         if self.drafting is not None and result.drafted is not None:
             self.drafting.ran(plan, result.drafted)
-            for sequence, count in result.drafted.drafted.items():
-                sequence.request.draft_tokens += count
-                sequence.request.accepted_tokens += result.drafted.accepted[sequence]
+            for sequence, outcome in result.drafted.of.items():
+                sequence.request.draft_tokens += outcome.drafted + outcome.branched
+                sequence.request.accepted_tokens += outcome.accepted + outcome.on_branch
         for sequence, candidates in result.continuations.items():
             if sequence.finish is not None:
                 continue

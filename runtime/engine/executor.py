@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ..blocks.block_cache import Copy
 from ..decoder.batch import Batch
 from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
@@ -29,6 +30,7 @@ class StepResult:
         scores: those of each sequence's expected tokens that were reached (of all a prompt's continuations at once).
         broken: sequences whose logits are NaN or infinite.
         drafted: what became of drafts, if the executor has a drafter.
+        replaced: of sequences that go on with a branch of their draft, which of their blocks gives way to which, ``(index, block)``.
     """
 
     tokens: dict[Sequence, list[Sampled]] = field(default_factory=dict)
@@ -37,6 +39,7 @@ class StepResult:
     scores: dict[Sequence, list[TokenScore]] = field(default_factory=dict)
     broken: list[Sequence] = field(default_factory=list)
     drafted: Drafted | None = None
+    replaced: dict[Sequence, Copy] = field(default_factory=dict)
 
 
 class RunsBatches(Protocol):

@@ -78,17 +78,20 @@ def reserve(
     spec = model.spec
     weights = model.resident_bytes() + (0 if drafter is None else drafter.nbytes)
     block = model.operators.block_bytes(model.cached_heads, spec.head_size, block_size, kv_dtype)
-    block += 0 if drafter is None else drafter.block_bytes(block_size)
-    most = max_sequences * -(-max_length // positions)
+    block += 0 if drafter is None else drafter.block_bytes(positions)
+    most = max_sequences * (-(-max_length // positions) + config.draft_branches)
+    # Of logits: every draft token has one, too.
+    rows = max_sequences if config.drafter is None else max(max_sequences, token_budget)
     if model.device.type == "cpu":
-        activations = _guessed(model, max_length, max_sequences, token_budget)
+        activations = _guessed(model, max_length, token_budget, rows)
     else:
         from ..gpu.memory import measured_activations
 
         # Steps and their graphs have their own memory. In addition: logits, and scores and tokens of filtered rows;
         # the tokens of each sequence, and its table, here and there.
         activations = 2 * measured_activations(model, token_budget, max_sequences, block_size) + _SUMS
-        activations += max_sequences * (12 * spec.vocabulary + 4 * max_length + 12 * -(-max_length // block_size))
+        activations += rows * 12 * spec.vocabulary
+        activations += max_sequences * (4 * max_length + 12 * -(-max_length // block_size))
     if model.context.count > 1:
         shared = max(model.cached_heads)
         heads = -(-spec.most_heads // model.ranks.count)
@@ -159,11 +162,11 @@ def host_slots(wanted: int, reservation: Reservation, *, on_disk: bool = False) 
     return wanted // block
 
 
-def _guessed(model: Model, max_length: int, max_sequences: int, token_budget: int) -> int:
+def _guessed(model: Model, max_length: int, token_budget: int, rows: int) -> int:
     """An upper bound for a step's memory on a CPU."""
     spec = model.spec
     widest = max(4 * spec.hidden, spec.most_heads * spec.head_size)
     # A long prompt's mask or, where scores are capped, its scores; and its gathered keys and values.
     attending = token_budget * max_length * (8 * spec.most_heads if spec.score_cap else 5)
     gathered = 2 * max(max_length, 16384) * max(spec.cached_heads) * spec.head_size * model.dtype.itemsize
-    return token_budget * widest * 8 * 4 + max_sequences * spec.vocabulary * 4 * 3 + attending + gathered
+    return token_budget * widest * 8 * 4 + rows * spec.vocabulary * 4 * 3 + attending + gathered

@@ -78,7 +78,8 @@ class EngineShare:
         with each_loaded(world):
             opened, model = load_model(checkpoint, config, log=log, place=place)
         check_same(world, opened)
-        draft_model = DraftModel.load(config, opened, model, log=log)
+        with each_loaded(world):
+            draft_model = DraftModel.load(config, opened, model, place, log=log)
         longest = model.spec.max_length
         length = min(config.max_length or longest, longest)
         kept = model.kept(BY_NAME[config.kv_dtype].torch_dtype(model.dtype))

@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ..blocks.block_cache import Copy
 from ..decoder.batch import Run
 from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
 from ..requests.sequence import Request, Sequence, TokenLogprobs, TokenScore
-from ..sampling.sampling import Sampled, sample, top_logprobs, verify
+from ..sampling.sampling import Sampled, sample, top_logprobs
 from ..scheduling.plan import Chunk, StepPlan
+from ..speculation.counts import DraftOutcome
 from ..speculation.drafter import Drafter, Drafts
 from ..speculation.length import Drafted
+from ..speculation.tree import TokenTree, TreeRuns
+from ..speculation.verification import verify
 from .beam import continuations
 from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
 from .host_blocks import HostBlocks
 from .loading import on_device_of
 from .workers import StepMessage, Workers
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A step's part of one sequence: its runs, and the draft that they verify."""
+
+    chunk: Chunk
+    runs: list[Run]
+    tree: TokenTree | None = None
+    copies: SequenceOf[Copy] = ()
+    places: SequenceOf[int] = ()  # which of the sequence's blocks each branch would replace
 
 
 class TorchExecutor:
@@ -81,26 +97,32 @@ class TorchExecutor:
             self._move_blocks(plan)
             begun = time.perf_counter()
             proposed = Drafts() if self._drafter is None else self._drafter.propose(plan)
-            drafts = proposed.of
             drafted = time.perf_counter()
-            runs = [_run(chunk, drafts.get(chunk.sequence, [])) for chunk in plan.chunks]
+            parts = [self._laid_out(chunk, proposed.of.get(chunk.sequence)) for chunk in plan.chunks]
+            # Other ranks copy all at once, so that none may depend on another.
+            sources = {target: source for source, target in plan.copies}
+            copies = [(sources.get(block, block), spare) for part in parts for block, spare in part.copies]
+            self._store.copy(copies)
+            runs = [run for part in parts for run in part.runs]
             if self._workers is not None:
-                self._workers.compute(StepMessage(plan, runs))
+                self._workers.compute(StepMessage(replace(plan, copies=plan.copies + copies), runs))
             with self._device:
-                there = self._computed([chunk.sequence.request.upper_bits for chunk in plan.chunks], runs)
+                by_upper = [part.chunk.sequence.request.upper_bits for part in parts for _ in part.runs]
+                there = self._computed(by_upper, runs)
         logits = there.cpu()
         stats = self.model.logit_statistics(logits)
         result = StepResult()
         rows: list[int] = []
         sampled: list[Sequence] = []
+        verified: dict[Sequence, DraftOutcome] = {}
         place = 0
-        for chunk, run in zip(plan.chunks, runs, strict=True):
+        for part in parts:
+            chunk, sequence, run = part.chunk, part.chunk.sequence, part.runs[0]
             mine = slice(place, place + run.wants)
-            place += run.wants
-            sequence = chunk.sequence
-            draft = drafts.get(sequence, [])
+            place += sum(each.wants for each in part.runs)
             # Those after draft tokens may be of no use.
-            if not all(stats.is_sound(row) for row in range(mine.start, mine.stop - len(draft))):
+            sure = mine.stop if part.tree is None else mine.start + 1
+            if not all(stats.is_sound(row) for row in range(mine.start, sure)):
                 result.broken.append(sequence)
                 continue
             if sequence.expected:
@@ -113,8 +135,16 @@ class TorchExecutor:
             if sequence.request.params.is_beam_search:
                 result.continuations[sequence] = continuations(logits[place - 1], sequence, self._ends)
                 continue
-            if draft:
-                result.tokens[sequence] = verify(logits, stats, mine.start, draft, sequence, self._ends, self._seed)
+            if part.tree is not None:
+                found = verify(logits, stats, mine.start, part.tree, sequence, self._ends, self._seed)
+                result.tokens[sequence] = found.tokens
+                verified[sequence] = DraftOutcome.of(part.tree, found.reached, cut=found.reached != found.last)
+                branch = part.tree.branch_at(found.last)
+                if branch is not None:
+                    index, block = part.places[branch], chunk.spare[branch]
+                    assert self._drafter is not None
+                    self._drafter.replaced(sequence, sequence.blocks[index], block)
+                    result.replaced[sequence] = index, block
                 continue
             of_prompt = sequence.request.sequences if not sequence.request.forked else [sequence]
             rows.extend([place - 1] * len(of_prompt))
@@ -122,12 +152,23 @@ class TorchExecutor:
         if sampled:
             result.tokens |= self._chosen(there, logits, stats, rows, sampled)
         if self._drafter is not None:
-            counts = {sequence: len(draft) for sequence, draft in drafts.items() if sequence in result.tokens}
-            accepted = {sequence: _agreeing(drafts[sequence], result.tokens[sequence]) for sequence in counts}
             drafting = drafted - begun - proposed.preparing
             verifying = time.perf_counter() - drafted
-            result.drafted = Drafted(counts, accepted, drafting, verifying, proposed.prepared, proposed.preparing)
+            result.drafted = Drafted(verified, drafting, verifying, proposed.prepared, proposed.preparing)
         return result
+
+    def _laid_out(self, chunk: Chunk, tree: TokenTree | None) -> _Part:
+        """A chunk's runs, with those of its draft."""
+        sequence = chunk.sequence
+        stop = chunk.start + chunk.count
+        tokens = sequence.tokens[chunk.start : stop]
+        wants = max(0, stop - max(chunk.start, sequence.first_wanted))
+        run = Run(tokens, chunk.start, sequence.blocks, sequence.request.grows_to, wants, sequence.request.adapter)
+        if tree is None or not tree.chain:
+            return _Part(chunk, [run])
+        tree = tree.within(chunk.start, self._store.block_size, len(chunk.spare))
+        laid_out = TreeRuns.of(run, tree, chunk.spare, self._store.block_size)
+        return _Part(chunk, laid_out.runs, tree, laid_out.copies, laid_out.places)
 
     def _computed(self, by_upper: list[bool], runs: list[Run]) -> Tensor:
         """The runs' logits, of the model or of its upper bits."""
@@ -155,21 +196,6 @@ class TorchExecutor:
         """The next token of each sequence from its row of the logits, which are on the device and on the CPU."""
         found = sample(logits, stats, rows, sequences, self._ends, self._seed)
         return {sequence: [each] for sequence, each in zip(sequences, found, strict=True)}
-
-
-def _run(chunk: Chunk, draft: list[int]) -> Run:
-    sequence = chunk.sequence
-    stop = chunk.start + chunk.count
-    tokens = sequence.tokens[chunk.start : stop]
-    wants = max(0, stop - max(chunk.start, sequence.first_wanted))
-    found = Run(tokens, chunk.start, sequence.blocks, sequence.request.grows_to, wants, sequence.request.adapter)
-    return replace(found, tokens=tokens + draft, wants=wants + len(draft), decodes=True) if draft else found
-
-
-def _agreeing(draft: list[int], tokens: list[Sampled]) -> int:
-    """How many of a draft's tokens were chosen; all that were chosen before the last one are."""
-    last = len(tokens) - 1
-    return last + (last < len(draft) and tokens[last].token == draft[last])
 
 
 def _wants_prompt_logprobs(sequence: Sequence) -> bool:

@@ -56,8 +56,16 @@ class StepMessage:
             numbers += [len(pairs), *(each for pair in pairs for each in pair)]
         numbers.append(len(self.runs))
         for run in self.runs:
-            numbers += [run.start, run.grows_to, run.wants, run.decodes, len(run.tokens), len(run.blocks)]
-            numbers += [*run.tokens, *run.blocks]
+            numbers += [
+                run.start,
+                run.grows_to,
+                run.wants,
+                run.decodes,
+                len(run.tokens),
+                len(run.blocks),
+                len(run.also),
+            ]
+            numbers += [*run.tokens, *run.blocks, *(each for pair in run.also for each in pair)]
         return numbers
 
     @classmethod
@@ -69,8 +77,9 @@ class StepMessage:
             moved.append(list(zip(flat[::2], flat[1::2], strict=True)))
         runs = []
         for _ in range(take(1)[0]):
-            start, grows_to, wants, decodes, tokens, blocks = take(6)
-            runs.append(Run(take(tokens), start, take(blocks), grows_to, wants, decodes=bool(decodes)))
+            start, grows_to, wants, decodes, tokens, blocks, also = take(7)
+            run = Run(take(tokens), start, take(blocks), grows_to, wants, decodes=bool(decodes))
+            runs.append(replace(run, also=tuple((take(1)[0], take(1)[0]) for _ in range(also))))
         return cls(StepPlan([], swap_out=moved[0], swap_in=moved[1], copies=moved[2]), runs)
 
 

@@ -24,6 +24,7 @@ class GpuStep:
         singles: whether some run has a single token.
         rotary: rotary positions, by rope.
         batch: the same as lists, where plain torch computes it.
+        also: rows whose keys and values have further places, and the slots of these; None if none has.
     """
 
     slots: Tensor
@@ -32,6 +33,7 @@ class GpuStep:
     singles: bool
     rotary: dict[str, RotaryTables]
     batch: Batch | None = None
+    also: tuple[Tensor, Tensor] | None = None
 
 
 def gpu_step(batch: Batch, rotations: dict[str, tuple[Tensor, Tensor]], tokens_of_tile: int) -> GpuStep:
@@ -57,6 +59,7 @@ def gpu_step(batch: Batch, rotations: dict[str, tuple[Tensor, Tensor]], tokens_o
         any(count == 1 for count in counts),
         {name: RotaryTables(cosine.flatten(1), sine.flatten(1), each) for name, (cosine, sine) in rotations.items()},
         batch,
+        None if batch.also is None else (batch.also[0], batch.also[1].to(torch.int32)),
     )
 
 

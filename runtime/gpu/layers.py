@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -264,11 +265,15 @@ class _Attention:
             projected.shape[0], heads.queries * heads.size, dtype=projected.dtype, device=projected.device
         )
         tile = self._tiles.of_tokens(heads, projected.dtype, cache.kind)
-        if self._storing and step.work is None and store.rules is None:
+        if self._storing and step.work is None and step.also is None and store.rules is None:
             storing = Storing(self._norms, rotary)
             return attend_tokens(projected, heads, cache, step.runs, out, storing_too=storing, tile=tile)
         if self._fusions.rotation and store.rules is None:
             queries = rotate_and_store(projected, heads, cache, step.slots, self._norms, rotary)
+            if step.also is not None:
+                rows, slots = step.also
+                turned = None if rotary is None else replace(rotary, rows=rotary.rows[rows])
+                rotate_and_store(projected[rows], heads, cache, slots, self._norms, turned)
         else:
             queries = self._rotated_plainly(projected, step, store, index, rotary)
         if not self._fusions.attention:
@@ -307,6 +312,9 @@ class _Attention:
             cosines, sines = (part[rotary.rows.long()].unsqueeze(1) for part in (rotary.cosines, rotary.sines))
             queries, keys = rotate(queries, cosines, sines), rotate(keys, cosines, sines)
         store.write(index, step.slots, keys, values)
+        if step.also is not None:
+            rows, slots = step.also
+            store.write(index, slots, keys[rows], values[rows])
         if self._fusions.attention:
             queries = store.rotated(index, queries)
         return queries.flatten(1).contiguous()

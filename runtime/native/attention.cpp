@@ -366,16 +366,12 @@ void attend_all(const Cache& cache, const Attention& a, int threads) {
 }  // namespace
 
 void rotate_and_store(const Cache& cache, bf16* heads, int64_t tokens, int64_t query_heads, const bf16* cosines, const bf16* sines,
-                      int64_t half, const int64_t* slots, int threads) {
+                      int64_t half, const Places& places, int threads) {
     const int64_t size = cache.size, width = (query_heads + 2 * cache.heads) * size;
-    spread(threads, tokens, std::max<int64_t>(1, 8192 / width), [&](int64_t token) {
-        bf16* row = heads + token * width;
-        if (half > 0)
-            for (int64_t h = 0; h < query_heads + cache.heads; h++)
-                rotate(row + h * size, cosines + token * half, sines + token * half, half);
+    const auto store = [&](const bf16* row, int64_t slot) {
         if (cache.kind == kBfloat16) {
             const bf16 *keys = row + query_heads * size, *values = keys + cache.heads * size;
-            for (int64_t h = 0; h < cache.heads; h++) store_plain(cache, slots[token], h, keys + h * size, values + h * size);
+            for (int64_t h = 0; h < cache.heads; h++) store_plain(cache, slot, h, keys + h * size, values + h * size);
             return;
         }
         thread_local std::vector<float> wide;
@@ -384,10 +380,18 @@ void rotate_and_store(const Cache& cache, bf16* heads, int64_t tokens, int64_t q
         for (int64_t h = 0; h < cache.heads; h++) {
             const float *key = wide.data() + h * size, *value = key + cache.heads * size;
             const bool ruled = cache.rule.half > 0;
-            if (cache.kind == kInt8) (ruled ? store_by_rule<int8_t> : store_token<int8_t>)(cache, slots[token], h, key, value);
-            if (cache.kind == kFloat8) (ruled ? store_by_rule<Float8> : store_token<Float8>)(cache, slots[token], h, key, value);
+            if (cache.kind == kInt8) (ruled ? store_by_rule<int8_t> : store_token<int8_t>)(cache, slot, h, key, value);
+            if (cache.kind == kFloat8) (ruled ? store_by_rule<Float8> : store_token<Float8>)(cache, slot, h, key, value);
         }
+    };
+    spread(threads, tokens, std::max<int64_t>(1, 8192 / width), [&](int64_t token) {
+        bf16* row = heads + token * width;
+        if (half > 0)
+            for (int64_t h = 0; h < query_heads + cache.heads; h++)
+                rotate(row + h * size, cosines + token * half, sines + token * half, half);
+        store(row, places.slots[token]);
     });
+    for (int64_t i = 0; i < places.also; i++) store(heads + places.also_rows[i] * width, places.also_slots[i]);
 }
 
 void attend(const Cache& cache, const Attention& a, int threads) {

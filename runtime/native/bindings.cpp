@@ -88,15 +88,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     module.def(
         "decode",
         [](const std::vector<smelt::Layer>& layers, const std::vector<smelt::Cache>& caches, Address hidden, int64_t rows,
-           int64_t width, const pybind11::list& rotations, Address slots, Address places, Address tables, Address stops,
-           int64_t table_width, int threads) {
+           int64_t width, const pybind11::list& rotations, Address slots, Address also_rows, Address also_slots, int64_t also,
+           Address order, Address tables, Address stops, int64_t table_width, int threads) {
             std::vector<smelt::Rotation> rotated;
             for (const auto& one : rotations) {
                 const auto each = one.cast<pybind11::tuple>();
                 rotated.push_back({at<bf16>(each[0].cast<Address>()), at<bf16>(each[1].cast<Address>()), each[2].cast<int64_t>()});
             }
             const pybind11::gil_scoped_release free;
-            smelt::decode(layers, caches, at<bf16>(hidden), rows, width, rotated, at<int64_t>(slots), at<int64_t>(places),
+            smelt::decode(layers, caches, at<bf16>(hidden), rows, width, rotated,
+                          {at<int64_t>(slots), at<int64_t>(also_rows), at<int64_t>(also_slots), also}, at<int64_t>(order),
                           at<int64_t>(tables), at<int64_t>(stops), table_width, threads);
         });
     module.def(
@@ -154,9 +155,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     module.def(
         "rotate_and_store",
         [](const smelt::Cache& cache, Address heads, int64_t tokens, int64_t query_heads, Address cosines, Address sines,
-           int64_t half, Address slots, int threads) {
+           int64_t half, Address slots, Address also_rows, Address also_slots, int64_t also, int threads) {
             smelt::rotate_and_store(cache, at<bf16>(heads), tokens, query_heads, at<bf16>(cosines), at<bf16>(sines), half,
-                                    at<int64_t>(slots), threads);
+                                    {at<int64_t>(slots), at<int64_t>(also_rows), at<int64_t>(also_slots), also}, threads);
         },
         Free());
     module.def(

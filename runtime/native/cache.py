@@ -7,6 +7,7 @@ from typing import Any
 
 from ...quant.row_rounding import code_range
 from ..cache_types import cache_type_of
+from ..decoder.batch import Batch
 from ..decoder.kv_cache import KeysValues
 from ..heads import Heads
 
@@ -16,6 +17,14 @@ LARGEST_HEAD = 512  # attention_runs.cpp packs 16 positions of a head at a time 
 def stores(store: KeysValues) -> bool:
     """Whether the kernels write to the cache; if not, torch rounds as the checkpoint requires, and they only read."""
     return store.rules is None or cache_type_of(store.dtype).limit is not None
+
+
+def also_addresses(batch: Batch) -> tuple[int, int, int]:
+    """Addresses of the rows that are stored in further slots, and of these, and how many there are."""
+    if batch.also is None:
+        return 0, 0, 0
+    rows, slots = batch.also
+    return rows.data_ptr(), slots.data_ptr(), len(rows)
 
 
 def layer_handle(kernels: ModuleType, store: KeysValues, layer: int, heads: Heads) -> Any:

@@ -85,9 +85,15 @@ struct Cache {
     Rule rule;
 };
 
+// Where the keys and values of a step's rows go: each row's own slot, and further ones of some rows.
+struct Places {
+    const int64_t *slots, *also_rows, *also_slots;
+    int64_t also;
+};
+
 // Rotates queries and keys in `heads` [tokens, query heads + key heads + value heads, size] and stores keys and values.
 void rotate_and_store(const Cache& cache, bf16* heads, int64_t tokens, int64_t query_heads, const bf16* cosines, const bf16* sines,
-                      int64_t half, const int64_t* slots, int threads);
+                      int64_t half, const Places& places, int threads);
 
 struct Attention {
     const bf16* queries;  // of a row: [heads, size]
@@ -142,7 +148,7 @@ struct Rotation {
 
 // All layers for single tokens, hidden [rows, width] in place. One call: between calls from Python the cores would wait.
 void decode(const std::vector<Layer>& layers, const std::vector<Cache>& caches, bf16* hidden, int64_t rows, int64_t width,
-            const std::vector<Rotation>& rotations, const int64_t* slots, const int64_t* places, const int64_t* tables,
+            const std::vector<Rotation>& rotations, const Places& places, const int64_t* order, const int64_t* tables,
             const int64_t* stops, int64_t table_width, int threads);
 
 }  // namespace smelt

@@ -34,7 +34,7 @@ void linear(const Linear& weight, const bf16* x, int64_t rows, bf16* out, int th
 }
 
 void decode(const std::vector<Layer>& layers, const std::vector<Cache>& caches, bf16* hidden, int64_t rows, int64_t width,
-            const std::vector<Rotation>& rotations, const int64_t* slots, const int64_t* places, const int64_t* tables,
+            const std::vector<Rotation>& rotations, const Places& places, const int64_t* order, const int64_t* tables,
             const int64_t* stops, int64_t table_width, int threads) {
     Room room;
     const auto normed = [&](const std::optional<Norm>& norm, const bf16* x) {
@@ -60,9 +60,9 @@ void decode(const std::vector<Layer>& layers, const std::vector<Cache>& caches, 
             if (l.key_norm)
                 rms_norm(*l.key_norm, projected + heads, all, projected + heads, all, rows, shared / l.key_norm->size, threads);
             const Rotation rotation = l.rope < 0 ? Rotation{nullptr, nullptr, 0} : rotations[l.rope];
-            rotate_and_store(cache, projected, rows, l.heads, rotation.cosines, rotation.sines, rotation.half, slots, threads);
+            rotate_and_store(cache, projected, rows, l.heads, rotation.cosines, rotation.sines, rotation.half, places, threads);
             attend(cache,
-                   Attention{projected, all, l.heads, room.attended.data(), places, tables, stops, rows, table_width, l.scale, l.cap,
+                   Attention{projected, all, l.heads, room.attended.data(), order, tables, stops, rows, table_width, l.scale, l.cap,
                              l.window},
                    threads);
             linear(*l.out, room.attended.data(), rows, delta, threads);

@@ -15,7 +15,7 @@ from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.operators import Attention, LayerParts, Operators, Rotation, Rowwise, Stack, stored_by_torch
 from ..heads import Heads
 from ..weights.matrix import Matrix
-from .cache import LARGEST_HEAD, layer_handle, stores
+from .cache import LARGEST_HEAD, also_addresses, layer_handle, stores
 from .linears import CodesLinear, NativeDenseLinear
 from .rows import ACTIVATIONS, NativeGate, NativeRmsNorm
 from .stack import stack_of
@@ -115,6 +115,7 @@ class NativeAttention:
                 0 if sine is None else sine.data_ptr(),
                 0 if cosine is None else cosine.shape[-1],
                 batch.slots.data_ptr(),
+                *also_addresses(batch),
                 threads,
             )
         else:

@@ -12,7 +12,7 @@ from ..decoder.batch import Batch
 from ..decoder.feed_forward import GatedFeedForward
 from ..decoder.kv_cache import KeysValues
 from ..decoder.operators import LayerParts, Rotation
-from .cache import LARGEST_HEAD, layer_handle, stores
+from .cache import LARGEST_HEAD, also_addresses, layer_handle, stores
 from .linears import DENSE_ROWS, CodesLinear, NativeDenseLinear
 from .rows import ACTIVATIONS, NativeRmsNorm
 
@@ -49,6 +49,7 @@ class NativeStack:
             hidden.shape[1],
             [(cosine.data_ptr(), sine.data_ptr(), cosine.shape[-1]) for cosine, sine in tables],
             batch.slots.data_ptr(),
+            *also_addresses(batch),
             singles.rows.data_ptr(),
             singles.tables.data_ptr(),
             singles.stops.data_ptr(),

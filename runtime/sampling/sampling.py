@@ -46,50 +46,7 @@ def sample(
         ends: the model's end tokens.
         seed: of the engine, for requests without one.
     """
-    return [_sampled(logits, stats, row, sequence, ends, seed) for row, sequence in zip(rows, sequences, strict=True)]
-
-
-def verify(
-    logits: Tensor,
-    stats: LogitStatistics,
-    row: int,
-    draft: list[int],
-    sequence: Sequence,
-    ends: frozenset[int],
-    seed: int,
-) -> list[Sampled]:
-    """Choose the next tokens of a sequence from logits that were computed with a draft of them.
-
-    Each is chosen as without a draft, from the same logits with the same noise. The draft only says after which tokens logits are
-    known: while the chosen token is the draft's, the next row is of use.
-
-    Args:
-        logits: float32 ``[rows, vocabulary]``.
-        stats: their statistics.
-        row: the one after the sequence's last token; those after each of the draft's tokens follow.
-        draft: tokens that may come next.
-        sequence: the sequence.
-        ends: the model's end tokens.
-        seed: of the engine, for requests without one.
-
-    Returns:
-        At least one; all but the last are the draft's.
-    """
-    found: list[Sampled] = []
-    with trying(sequence):
-        for i in range(len(draft) + 1):
-            if i > 0 and not stats.is_sound(row + i):
-                break  # what the next step says of it counts
-            found.append(_sampled(logits, stats, row + i, sequence, ends, seed))
-            token = found[-1].token
-            if i == len(draft) or token != draft[i]:
-                break
-            sequence.tokens.append(token)
-            if sequence.matcher is not None:
-                sequence.matcher.accept(token)
-                if sequence.matcher.is_complete or sequence.matcher.failure is not None:
-                    break
-    return found
+    return [sampled(logits, stats, row, sequence, ends, seed) for row, sequence in zip(rows, sequences, strict=True)]
 
 
 @contextmanager
@@ -105,9 +62,10 @@ def trying(sequence: Sequence) -> Iterator[None]:
         sequence.matcher = matcher
 
 
-def _sampled(
+def sampled(
     logits: Tensor, stats: LogitStatistics, row: int, sequence: Sequence, ends: frozenset[int], seed: int
 ) -> Sampled:
+    """The next token of a sequence, from its row of logits."""
     params = sequence.request.params
     if params.is_plainly_greedy:
         token, logit = stats.best[row], stats.highest[row]
@@ -184,7 +142,12 @@ def noise_of(sequence: Sequence, seed: int) -> TokenNoise:
 
 
 def choose(row: Tensor, sequence: Sequence, ends: frozenset[int], seed: int, ahead: int = 0) -> int:
-    """The token that a row of logits gives a sequence.
+    """The token that a row of logits gives a sequence: the one of the highest :func:`merits`."""
+    return int(merits(row, sequence, ends, seed, ahead).argmax())
+
+
+def merits(row: Tensor, sequence: Sequence, ends: frozenset[int], seed: int, ahead: int = 0) -> Tensor:
+    """By token, what a row of logits says for it; the highest is chosen.
 
     Args:
         row: float32 ``[vocabulary]``.
@@ -192,11 +155,14 @@ def choose(row: Tensor, sequence: Sequence, ends: frozenset[int], seed: int, ahe
         ends: the model's end tokens.
         seed: of the engine, for requests without one.
         ahead: for which of the tokens that are not chosen yet; 0 for the next one.
+
+    Returns:
+        Logits at temperature 0, probabilities over their noise otherwise.
     """
     params = sequence.request.params
     row = changed_logits(row, sequence, ends)
     if params.temperature == 0:
-        return int(row.argmax())
+        return row
     shares = narrowed(row, params).softmax(-1)
     # The argmax of probabilities over exponential noise is a sample, and uses the same noise regardless of filtering.
-    return int((shares / noise_of(sequence, seed).of(ahead, len(shares))).argmax())
+    return shares / noise_of(sequence, seed).of(ahead, len(shares))

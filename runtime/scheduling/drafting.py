@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..requests.sequence import Sequence
 from .plan import Chunk, StepPlan
 
 
+@dataclass(frozen=True)
+class DraftSize:
+    """How large a sequence's draft may be.
+
+    Attributes:
+        chain: tokens of its chain, at least one.
+        branches: how many branches it may have.
+        branched: how many tokens all of them together; at least as many.
+    """
+
+    chain: int
+    branches: int = 0
+    branched: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of all parts."""
+        return self.chain + self.branched
+
+
 class Drafting(Protocol):
     """Decides how many draft tokens are verified."""
 
-    def counts(self, plan: StepPlan, budget: int) -> dict[int, int]:
-        """How many draft tokens a step's chunks get at most, by their place in it.
+    def sizes(self, plan: StepPlan, budget: int) -> dict[int, DraftSize]:
+        """How large the drafts of a step's chunks may be, by their place in it.
 
         Args:
             plan: the step without any.

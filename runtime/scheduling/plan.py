@@ -14,7 +14,9 @@ class Chunk:
 
     Attributes:
         is_last: whether it reaches the end of the sequence, so that its next token can be sampled.
-        drafts: places in the cache after them, for draft tokens that are verified in the same step; there may be fewer.
+        drafts: places in the cache after them, for a chain of draft tokens that are verified in the same step; there may be fewer.
+        branched: how many more draft tokens there may be on branches off that chain.
+        spare: a block for each branch.
     """
 
     sequence: Sequence
@@ -22,6 +24,8 @@ class Chunk:
     count: int
     is_last: bool
     drafts: int = 0
+    branched: int = 0
+    spare: tuple[int, ...] = ()
 
     @property
     def is_prompt(self) -> bool:
@@ -49,7 +53,7 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        return sum(chunk.count + chunk.drafts for chunk in self.chunks)
+        return sum(chunk.count + chunk.drafts + chunk.branched for chunk in self.chunks)
 
     @property
     def has_prompts(self) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 
-from ..blocks.block_cache import BlockCache
+from ..blocks.block_cache import BlockCache, Copy
 from ..requests.sequence import Request, Sequence
 from .admission import PeakAdmission
 from .drafting import Drafting
@@ -69,6 +70,7 @@ class Scheduler:
         self._arrivals = 0
         self._committed = 0.0
         self._is_step = True  # the last plan: an empty one is not executed
+        self._spare: list[int] = []  # blocks of the step's drafts' branches
 
     @property
     def has_work(self) -> bool:
@@ -94,6 +96,7 @@ class Scheduler:
         """
         if self._is_step:  # otherwise blocks that the last plan saved are still to be copied
             self.cache.begin_step()
+        self.cache.release(self._spare)  # of a step that failed
         self.policy.begin(now)
         plan = StepPlan([], at=now)
         self._fill(plan)
@@ -116,13 +119,19 @@ class Scheduler:
             sequence.computed = chunk.start + chunk.count
             sequence.pending += chunk.is_last
 
-    def commit(self, plan: StepPlan, now: float = 0.0) -> None:
+    def commit(self, plan: StepPlan, now: float = 0.0, replaced: Mapping[Sequence, Copy] | None = None) -> None:
         """Record that a plan has run; its tokens are appended after this.
 
         Args:
             plan: what :meth:`schedule` returned.
             now: the time in seconds.
+            replaced: for sequences that go on with a branch of their draft, which of their blocks gives way to which spare one,
+                ``(index, block)``.
         """
+        for sequence, (place, block) in (replaced or {}).items():
+            if sequence.finish is None and sequence.admitted:
+                self._spare[self._spare.index(block)], sequence.blocks[place] = sequence.blocks[place], block
+        self.cache.release(self._spare)
         seconds = now - max(plan.at, self._committed)
         self.policy.ran(plan, seconds)
         if self._swapping is not None:
@@ -247,11 +256,12 @@ class Scheduler:
     def _add_drafts(self, plan: StepPlan, drafting: Drafting) -> None:
         """Give the step's decodes places for draft tokens, as far as tokens and blocks are left that nobody else needs."""
         budget = self.token_budget - plan.tokens
-        wanted = drafting.counts(plan, budget)
-        for i, chunk in enumerate(plan.chunks):
+        sizes = drafting.sizes(plan, budget)
+        for i, size in sizes.items():
+            chunk = plan.chunks[i]
             sequence, computed = chunk.sequence, chunk.start + chunk.count
             # The last possible token is never computed.
-            count = min(wanted.get(i, 0), budget, sequence.request.grows_to - 1 - computed)
+            count = min(size.chain, budget, sequence.request.grows_to - 1 - computed)
             room = len(sequence.blocks) * self.cache.block_size - computed
             if count > room and self.cache.needed(computed + count) - len(sequence.blocks) > self.cache.free:
                 count = room
@@ -261,6 +271,16 @@ class Scheduler:
             assert copies == [], "what is after a sequence's last token is shared with no other"
             plan.chunks[i] = replace(chunk, drafts=count)
             budget -= count
+        for i, size in sizes.items():  # what the chains have left
+            branches = min(size.branches, budget, self.cache.free)
+            if not plan.chunks[i].drafts or branches <= 0:
+                continue
+            spare: list[int] = []
+            self.cache.grow(spare, 0, branches * self.cache.block_size)
+            self._spare += spare
+            branched = min(size.branched, budget)
+            plan.chunks[i] = replace(plan.chunks[i], branched=branched, spare=tuple(spare))
+            budget -= branched
 
     def _continue(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
         """Compute more of a running sequence; returns how many tokens."""

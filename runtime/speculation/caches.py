@@ -36,6 +36,10 @@ class DraftCache(Protocol):
         """So were those of its last token and of all but the last of a draft after it."""
         ...
 
+    def replaced(self, block: int, by: int) -> None:
+        """A sequence gets another block for one of its own, which had the same up to where a branch left the chain."""
+        ...
+
 
 class SharedCache:
     """The verifier's: it has computed all tokens but the last one of any sequence that drafts are for.
@@ -59,6 +63,9 @@ class SharedCache:
 
     def drafted(self, sequence: Sequence, draft: list[int]) -> None:
         """Nothing: verification writes the verifier's in their place."""
+
+    def replaced(self, block: int, by: int) -> None:
+        """Nothing: verification has written the new one."""
 
 
 @dataclass
@@ -121,6 +128,11 @@ class OwnCache:
         self._write(sequence, length - 1, length + len(draft) - 1)
         state = self._states[sequence]
         state.count, state.draft = length, list(draft)
+
+    def replaced(self, block: int, by: int) -> None:
+        """Copy the draft model's."""
+        self.store.copy([(block, by)])
+        self._keys[by] = self._keys[block]
 
     def _write(self, sequence: Sequence, start: int, stop: int) -> None:
         size = self.store.block_size

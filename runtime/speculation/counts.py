@@ -3,7 +3,41 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from .tree import TokenTree
+
+
+@dataclass(frozen=True)
+class DraftOutcome:
+    """What became of a sequence's draft.
+
+    Attributes:
+        drafted, accepted: tokens of its chain.
+        branched, on_branch: tokens of its branches, and how many of them were accepted.
+        caught: whether a branch was, where the chain was wrong and one began; None where none did.
+        cut: whether verification ended before it came to a token that was wrong: the output was complete.
+    """
+
+    drafted: int
+    accepted: int
+    branched: int = 0
+    on_branch: int = 0
+    caught: bool | None = None
+    cut: bool = False
+
+    @classmethod
+    def of(cls, tree: TokenTree, reached: int, *, cut: bool = False) -> DraftOutcome:
+        """After verification has come to a node of a tree, and no further because of what was there or, if ``cut``, of what is asked for."""
+        accepted, on_branch = tree.path_length(reached)
+        begins = accepted < len(tree.chain) and any(branch.after == accepted for branch in tree.branches)
+        caught = on_branch > 0 if begins and (on_branch or not cut) else None
+        return cls(len(tree.chain), accepted, tree.branched, on_branch, caught, cut and not on_branch)
+
+    @property
+    def is_chain_wrong(self) -> bool:
+        """Whether one of the chain's tokens was not accepted."""
+        return self.accepted < self.drafted and not self.cut
 
 
 @dataclass
@@ -14,7 +48,9 @@ class DraftCounts:
         steps: in which some sequence had a draft.
         verified: how often a sequence's draft was verified; each time it gets one token more than are accepted.
         rejected: how often one of its tokens was not accepted, after which the others are of no use.
-        drafted, accepted: draft tokens, by their position in the draft.
+        drafted, accepted: draft tokens of chains, by their position in the draft.
+        branched, on_branch: draft tokens of branches, and how many of them were accepted.
+        beside, caught: how often a branch began where the chain was wrong, and how often it was right.
     """
 
     steps: int = 0
@@ -22,11 +58,20 @@ class DraftCounts:
     rejected: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    branched: int = 0
+    on_branch: int = 0
+    beside: int = 0
+    caught: int = 0
 
-    def add(self, drafted: int, accepted: int) -> None:
+    def add(self, outcome: DraftOutcome) -> None:
         """Count a draft."""
+        drafted, accepted = outcome.drafted, outcome.accepted
+        self.branched += outcome.branched
+        self.on_branch += outcome.on_branch
+        self.beside += outcome.caught is not None
+        self.caught += bool(outcome.caught)
         self.verified += 1
-        self.rejected += accepted < drafted
+        self.rejected += outcome.is_chain_wrong
         missing = drafted - len(self.drafted)
         self.drafted.extend([0] * missing)
         self.accepted.extend([0] * missing)
@@ -37,22 +82,31 @@ class DraftCounts:
     @property
     def acceptance(self) -> float | None:
         """The share of draft tokens that were accepted; None if there were none."""
-        drafted = sum(self.drafted)
-        return sum(self.accepted) / drafted if drafted else None
+        return self.all_accepted / self.all_drafted if self.all_drafted else None
+
+    @property
+    def all_drafted(self) -> int:
+        """Draft tokens, of chains and branches."""
+        return sum(self.drafted) + self.branched
+
+    @property
+    def all_accepted(self) -> int:
+        """How many of them were accepted."""
+        return sum(self.accepted) + self.on_branch
 
     @property
     def agreement(self) -> float | None:
-        """The share of draft tokens that were accepted if those before them were; None if there were none."""
+        """The share of chains' tokens that were accepted if those before them were; None if there were none."""
         accepted = sum(self.accepted)
         return accepted / (accepted + self.rejected) if accepted + self.rejected else None
 
     @property
     def tokens_per_verification(self) -> float | None:
         """How many tokens a sequence got where its draft was verified; None if none was."""
-        return (self.verified + sum(self.accepted)) / self.verified if self.verified else None
+        return (self.verified + self.all_accepted) / self.verified if self.verified else None
 
     def by_position(self) -> list[float]:
-        """The share of the first, second, … draft tokens that were accepted."""
+        """The share of the first, second, … tokens of chains that were accepted."""
         return [accepted / drafted for accepted, drafted in zip(self.accepted, self.drafted, strict=True) if drafted]
 
     def sentence(self) -> str:
@@ -60,9 +114,10 @@ class DraftCounts:
         if self.tokens_per_verification is None:
             return "nothing was drafted"
         shares = ", ".join(f"{share:.0%}" for share in self.by_position()[:8])
+        branches = f", and {self.on_branch} of {self.branched} on branches" if self.branched else ""
         return (
-            f"drafts: {self.tokens_per_verification:.2f} tokens for each that was verified; accepted {self.acceptance:.0%}"
-            f" of {sum(self.drafted)} tokens, by position {shares}"
+            f"drafts: {self.tokens_per_verification:.2f} tokens for each that was verified; accepted"
+            f" {sum(self.accepted) / sum(self.drafted):.0%} of {sum(self.drafted)} tokens, by position {shares}{branches}"
         )
 
     def since(self, before: DraftCounts) -> DraftCounts:
@@ -77,6 +132,10 @@ class DraftCounts:
             self.rejected - before.rejected,
             less(self.drafted, before.drafted),
             less(self.accepted, before.accepted),
+            self.branched - before.branched,
+            self.on_branch - before.on_branch,
+            self.beside - before.beside,
+            self.caught - before.caught,
         )
 
     def with_those_of(self, others: DraftCounts) -> DraftCounts:
@@ -91,8 +150,12 @@ class DraftCounts:
             self.rejected + others.rejected,
             both(self.drafted, others.drafted),
             both(self.accepted, others.accepted),
+            self.branched + others.branched,
+            self.on_branch + others.on_branch,
+            self.beside + others.beside,
+            self.caught + others.caught,
         )
 
     def copy(self) -> DraftCounts:
         """The same, which stays as it is."""
-        return DraftCounts(self.steps, self.verified, self.rejected, list(self.drafted), list(self.accepted))
+        return replace(self, drafted=list(self.drafted), accepted=list(self.accepted))

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ..requests.sequence import Sequence
 from ..scheduling.plan import StepPlan
+from .tree import TokenTree
 
 
 @dataclass(frozen=True)
@@ -14,18 +15,24 @@ class Drafts:
     """A step's draft tokens.
 
     Attributes:
-        of: those of some sequences.
+        of: those of some sequences, each a chain or a tree.
         prepared: tokens before them that the drafter had to compute first.
         preparing: seconds that this took.
     """
 
-    of: dict[Sequence, list[int]] = field(default_factory=dict)
+    of: dict[Sequence, TokenTree] = field(default_factory=dict)
     prepared: int = 0
     preparing: float = 0.0
 
 
 class Drafter(Protocol):
-    """Proposes tokens that may come next, for the model to verify."""
+    """Proposes tokens that may come next, for the model to verify.
+
+    Attributes:
+        longest_branch: how many tokens its branches may have; None for as many as its chains.
+    """
+
+    longest_branch: int | None
 
     def propose(self, plan: StepPlan) -> Drafts:
         """Draft tokens of a step. Called before every step is computed, after its blocks were moved.
@@ -37,4 +44,8 @@ class Drafter(Protocol):
 
     def unprepared(self, sequence: Sequence) -> int:
         """How many tokens it would have to compute before it can draft for a sequence."""
+        ...
+
+    def replaced(self, sequence: Sequence, block: int, by: int) -> None:
+        """A sequence gets another block for one of its own, which had the same up to where a branch left the chain."""
         ...

@@ -1,4 +1,4 @@
-"""How many tokens to draft: as many as are expected to pay, by acceptance, load and measured times. Touches no tensor."""
+"""How much to draft: as many tokens as are expected to pay, by acceptance, load and measured times. Touches no tensor."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from ..requests.sequence import Sequence
-from ..scheduling.drafting import most_drafts, takes_drafts
+from ..scheduling.drafting import DraftSize, most_drafts, takes_drafts
 from ..scheduling.plan import StepPlan
-from .counts import DraftCounts
+from .counts import DraftCounts, DraftOutcome
 from .times_by_rows import TimesByRows
 
 # The share of all time that drafts may have cost more than they gained, and the seconds in which half of the past is forgotten.
@@ -19,6 +19,8 @@ _MOST_LOST, _REMEMBERED = 0.02, 30.0
 _BETTER = 1.01
 # Acceptance that is assumed before anything was drafted, and how many tokens that counts as.
 _FIRST, _FIRST_COUNTS = 0.75, 8.0
+# The same of branches, where the chain is wrong.
+_FIRST_CAUGHT = 0.4
 # Of a sequence: as how many tokens what is known of all others counts, and how fast its own past is forgotten.
 _OTHERS_COUNT, _KEPT = 4.0, 0.97
 # The share of a step's time that deciding may take where nothing is drafted, and the most steps that are not decided on therefore.
@@ -34,13 +36,12 @@ class Drafted:
     """A step's drafts.
 
     Attributes:
-        drafted, accepted: tokens of each sequence that had a draft.
+        of: what became of the draft of each sequence that had one.
         drafting, verifying: seconds of both parts of the step.
         prepared, preparing: tokens before the drafts that the drafter computed first, and the seconds that took.
     """
 
-    drafted: Mapping[Sequence, int]
-    accepted: Mapping[Sequence, int]
+    of: Mapping[Sequence, DraftOutcome]
     drafting: float
     verifying: float
     prepared: int = 0
@@ -57,40 +58,61 @@ class _Acceptance:
         self.accepted = self.accepted * kept**tried + accepted
         self.tried = self.tried * kept**tried + tried
 
+    def fade(self, kept: float) -> None:
+        """What was learned counts less: it is tried again some day."""
+        self.accepted, self.tried = self.accepted * kept, self.tried * kept
+
     def share(self, prior: float, counts: float) -> float:
         return min(0.995, (self.accepted + prior * counts) / (self.tried + counts))
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """Of one sequence: how many, their tokens, and how many of these are expected to be accepted."""
+
+    count: int
+    tokens: int
+    gained: float
+
+
+_NO_BRANCHES = _Branches(0, 0, 0.0)
 
 
 class FixedDrafts:
     """The same number of draft tokens for every sequence.
 
     Args:
-        count: how many.
+        count: how many are in a chain.
+        branches: how many branches leave it.
+        longest_branch: how many tokens each may have; None for as many as the chain.
 
     Attributes:
         total: what became of them.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, branches: int = 0, longest_branch: int | None = 1) -> None:
         self._count = count
+        self._branches = branches
+        self._longest_branch = longest_branch
         self.total = DraftCounts()
 
-    def counts(self, plan: StepPlan, budget: int) -> dict[int, int]:
+    def sizes(self, plan: StepPlan, budget: int) -> dict[int, DraftSize]:
         """Always the same."""
-        return {i: self._count for i, chunk in enumerate(plan.chunks) if takes_drafts(chunk)}
+        size = DraftSize(self._count, self._branches, self._branches * (self._longest_branch or self._count))
+        return {i: size for i, chunk in enumerate(plan.chunks) if takes_drafts(chunk)}
 
     def begin_load(self) -> None:
         """Another load begins, which what drafts cost before says nothing of."""
 
     def ran(self, plan: StepPlan, drafted: Drafted) -> None:
         """Count a step's drafts."""
-        self.total.steps += bool(drafted.drafted)
-        for sequence, count in drafted.drafted.items():
-            self.total.add(count, drafted.accepted[sequence])
+        self.total.steps += bool(drafted.of)
+        for outcome in drafted.of.values():
+            self.total.add(outcome)
 
 
 class AdaptiveDrafts(FixedDrafts):
-    """As many as are expected to give the most tokens per second.
+    """As many as are expected to give the most tokens per second, in a chain alone or with branches.
 
     What a step would take with each number of draft tokens is known from measured steps; how many of them would be accepted, from
     those before, of each sequence and of all. Nothing is drafted where that is expected to be the fastest, except now and then
@@ -98,10 +120,12 @@ class AdaptiveDrafts(FixedDrafts):
     of its time, compared with the same tokens without drafts.
 
     Args:
-        most: the most tokens of a draft.
+        most: the most tokens of a chain.
         verifying: times of the model's steps.
         drafting: times of the drafter's; None if it has no steps.
         unprepared: how many of a sequence's tokens the drafter would have to compute first.
+        branches: the most branches of a chain.
+        longest_branch: how many tokens each may have; None for as many as the chain.
     """
 
     def __init__(
@@ -110,12 +134,15 @@ class AdaptiveDrafts(FixedDrafts):
         verifying: TimesByRows,
         drafting: TimesByRows | None,
         unprepared: Callable[[Sequence], int] = lambda _: 0,
+        branches: int = 0,
+        longest_branch: int | None = 1,
     ) -> None:
-        super().__init__(most)
+        super().__init__(most, branches, longest_branch)
         self._unprepared = unprepared
         self._per_prepared: float | None = None  # seconds of a token
         self._verifying, self._drafting = verifying, drafting
         self._of_all = _Acceptance()
+        self._caught = _Acceptance()
         self._of_each: WeakKeyDictionary[Sequence, _Acceptance] = WeakKeyDictionary()
         self._lost = self._spent = 0.0
         self._trying = 0.0  # what tries were expected to lose
@@ -123,8 +150,8 @@ class AdaptiveDrafts(FixedDrafts):
         self._skipped = 0  # steps that are not decided on
         self._per_draft = 0.0  # seconds of a draft token, without a drafter's own steps
 
-    def counts(self, plan: StepPlan, budget: int) -> dict[int, int]:
-        """The number of draft tokens of each chunk that gives the step the most tokens per second."""
+    def sizes(self, plan: StepPlan, budget: int) -> dict[int, DraftSize]:
+        """The sizes that give the step the most tokens per second."""
         self._deciding = 0.0
         if self._skipped > 0:
             self._skipped -= 1
@@ -137,7 +164,7 @@ class AdaptiveDrafts(FixedDrafts):
             self._skipped = min(_MOST_SKIPPED, int(self._deciding / (_MOST_DECIDING * self._verifying.of(plan.tokens))))
         return found
 
-    def _chosen(self, plan: StepPlan, budget: int) -> dict[int, int]:
+    def _chosen(self, plan: StepPlan, budget: int) -> dict[int, DraftSize]:
         taking = [(i, chunk.sequence) for i, chunk in enumerate(plan.chunks) if takes_drafts(chunk)]
         if not taking or budget <= 0 or self._lost > _MOST_LOST * self._spent or not self._verifying.is_known:
             return {}
@@ -146,7 +173,7 @@ class AdaptiveDrafts(FixedDrafts):
         rows = plan.tokens
         plain = self._verifying.of(rows)
         # Tokens per second, with what each row more would have to bring.
-        best, chosen = len(taking) / plain, [0] * len(taking)
+        best, chosen, branches = len(taking) / plain, [0] * len(taking), [_NO_BRANCHES] * len(taking)
         row = max(0.0, self._verifying.of(rows + len(taking)) - plain) / len(taking) / plain
         for count in range(1, max(most) + 1):
             lengths = [
@@ -155,9 +182,22 @@ class AdaptiveDrafts(FixedDrafts):
             ]
             if sum(lengths) > budget:
                 break
-            speed = self._tokens(shares, lengths) / self._seconds(rows, lengths)
+            tokens, seconds = self._tokens(shares, lengths), self._drafting_seconds(lengths)
+            speed = tokens / (seconds + self._verifying.of(rows + sum(lengths)))
             if speed > _BETTER * best:
-                best, chosen = speed, lengths
+                best, chosen, branches = speed, lengths, [_NO_BRANCHES] * len(taking)
+            if self._branches:
+                others = [
+                    self._useful_branches(share, length, row * len(taking))
+                    for share, length in zip(shares, lengths, strict=True)
+                ]
+                more = sum(each.tokens for each in others)
+                if more == 0 or sum(lengths) + more > budget:
+                    continue
+                tokens += sum(each.gained for each in others)
+                speed = tokens / (seconds + self._verifying.of(rows + sum(lengths) + more))
+                if speed > _BETTER * best:
+                    best, chosen, branches = speed, lengths, others
         if not any(chosen):
             chosen = self._tried([sequence for _, sequence in taking], shares, most, rows, plain)
         else:
@@ -166,7 +206,11 @@ class AdaptiveDrafts(FixedDrafts):
                 left = sequence.request.grows_to - len(sequence.tokens)
                 if chosen[i] and self._preparing(sequence) > gain * left * plain:
                     chosen[i] = 0
-        return {place: length for (place, _), length in zip(taking, chosen, strict=True) if length}
+        return {
+            place: DraftSize(length, others.count, others.tokens)
+            for (place, _), length, others in zip(taking, chosen, branches, strict=True)
+            if length
+        }
 
     def begin_load(self) -> None:
         """Forget what drafts have cost; what is known of times and acceptance stays."""
@@ -184,30 +228,33 @@ class AdaptiveDrafts(FixedDrafts):
         if plan.has_prompts:
             return
         sequences = len(plan.chunks)
-        rows = sequences + sum(drafted.drafted.values())
+        rows = sequences + sum(each.drafted + each.branched for each in drafted.of.values())
         seconds = drafted.drafting + drafted.verifying
         self._verifying.measured(rows, drafted.verifying)
-        if drafted.drafted:
+        if drafted.of:
             self._learn_drafting(drafted)
             # The same tokens, a step for each of a sequence's.
-            gained = sum(drafted.accepted.values()) / sequences
+            gained = sum(each.accepted + each.on_branch for each in drafted.of.values()) / sequences
             lost = seconds - self._verifying.of(sequences) * (1 + gained)
             self._lost += lost
         self._lost += self._deciding
 
     def _learn_drafting(self, drafted: Drafted) -> None:
-        counts = list(drafted.drafted.values())
+        counts = [each.drafted for each in drafted.of.values()]
         if self._drafting is None:
             self._per_draft += 0.1 * (drafted.drafting / sum(counts) - self._per_draft)
         elif self._drafting.is_known:
             # Of all its steps together; each is as much longer or shorter than known as all are.
             expected = self._drafting_seconds(counts)
             self._drafting.measured(len(counts), self._drafting.of(len(counts)) * drafted.drafting / expected)
-        for sequence, count in drafted.drafted.items():
-            accepted = drafted.accepted[sequence]
-            tried = accepted + (accepted < count)
+        for sequence, outcome in drafted.of.items():
+            accepted, tried = outcome.accepted, outcome.accepted + outcome.is_chain_wrong
             self._of_all.add(accepted, tried, _ALL_KEPT)
             self._of_each.setdefault(sequence, _Acceptance()).add(accepted, tried, _KEPT)
+            if outcome.caught is not None:
+                self._caught.add(outcome.caught, 1, _ALL_KEPT)
+            elif outcome.is_chain_wrong:
+                self._caught.fade(_ALL_KEPT)
 
     def _preparing(self, sequence: Sequence) -> float:
         """Seconds before the drafter can draft for a sequence."""
@@ -229,6 +276,22 @@ class AdaptiveDrafts(FixedDrafts):
         while count < most and reached >= row * sequences:
             count, reached = count + 1, reached * share
         return count
+
+    def _useful_branches(self, share: float, length: int, worth: float) -> _Branches:
+        """The branches beside a chain that are worth their rows: what each is expected to gain is at least ``worth``."""
+        caught = self._caught.share(_FIRST_CAUGHT, _FIRST_COUNTS)
+        count = tokens = 0
+        gained = 0.0
+        if self._longest_branch is None:  # all leave it at its beginning, and one of them may be right
+            reached = (1 - share) * caught
+            while tokens < self._branches * length and reached >= worth * self._branches:
+                tokens, gained, reached = tokens + self._branches, gained + reached, reached * share
+            return _Branches(self._branches if tokens else 0, tokens, gained)
+        # Each leaves it at another place.
+        reached = (1 - share) * caught
+        while count < min(self._branches, length) and reached >= worth:
+            count, gained, reached = count + 1, gained + reached, reached * share
+        return _Branches(count, count, gained)
 
     @staticmethod
     def _tokens(shares: list[float], lengths: list[int]) -> float:

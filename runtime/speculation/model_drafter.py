@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,10 +14,41 @@ from ..decoder.batch import Run
 from ..decoder.kv_cache import KeysValues
 from ..decoder.model import Model
 from ..requests.sequence import Sequence
-from ..sampling.sampling import choose, trying
+from ..sampling.sampling import merits, trying
 from ..scheduling.plan import StepPlan
 from .caches import DraftCache
 from .drafter import Drafts
+from .tree import DraftBranch, TokenTree
+
+
+@dataclass
+class _Growing:
+    """A draft that is not complete.
+
+    Attributes:
+        longest: of its chain.
+        branches: how many others it may have.
+        reached: how likely its chain is right so far, if the odds between the tokens are as the drafter has them.
+        others: tokens besides the chain's: how likely each is, after how many of the chain's, and which.
+    """
+
+    longest: int
+    branches: int
+    chain: list[int] = field(default_factory=list)
+    reached: float = 1.0
+    others: list[tuple[float, int, int]] = field(default_factory=list)
+
+    def add(self, token: int, others: list[tuple[float, int]]) -> None:
+        """The next token, and those that came after it with their odds against it."""
+        whole = self.reached / (1 + sum(odds for odds, _ in others))
+        self.others += [(whole * odds, len(self.chain), other) for odds, other in others if odds > 0]
+        self.chain.append(token)
+        self.reached = whole
+
+    def tree(self) -> TokenTree:
+        """With the most likely of the others."""
+        likely = sorted(self.others, reverse=True)[: self.branches]
+        return TokenTree(self.chain, [DraftBranch(after, [token]) for _, after, token in likely])
 
 
 class ModelDrafter:
@@ -29,7 +62,12 @@ class ModelDrafter:
         ends: tokens that end a sequence.
         seed: for requests without one.
         token_budget: the most tokens that it computes at once.
+
+    Attributes:
+        longest_branch: one token: those that came second cost nothing more, what would follow them a step each.
     """
+
+    longest_branch: int | None = 1
 
     def __init__(
         self,
@@ -64,29 +102,34 @@ class ModelDrafter:
         """Drafts of all sequences, a token of each at a time."""
         self._cache.begin(plan)
         longest = self.model.spec.max_length  # which may be shorter than the verifier's
-        wanted = {
-            chunk.sequence: min(chunk.drafts, longest - len(chunk.sequence.tokens))
+        growing = {
+            chunk.sequence: _Growing(min(chunk.drafts, longest - len(chunk.sequence.tokens)), len(chunk.spare))
             for chunk in plan.chunks
             if chunk.drafts and len(chunk.sequence.tokens) < longest
         }
         begun = time.perf_counter()
-        prepared = self._prepare(list(wanted))
-        drafts = Drafts({sequence: [] for sequence in wanted}, prepared, time.perf_counter() - begun)
+        prepared = self._prepare(list(growing))
+        preparing = time.perf_counter() - begun
         with ExitStack() as stack:
-            for sequence in wanted:
+            for sequence in growing:
                 stack.enter_context(trying(sequence))
-            while wanted:
-                for sequence, token in self._next(drafts, list(wanted)).items():
-                    draft = drafts.of[sequence]
-                    draft.append(token)
+            left = dict(growing)
+            while left:
+                for sequence, (token, others) in self._next(left).items():
+                    draft = left[sequence]
+                    draft.add(token, others)
                     sequence.tokens.append(token)
                     if sequence.matcher is not None:
                         sequence.matcher.accept(token)
-                    if self._is_over(sequence, token) or len(draft) == wanted[sequence]:
-                        del wanted[sequence]
-        for sequence, draft in drafts.of.items():
-            self._cache.drafted(sequence, draft)
-        return drafts
+                    if self._is_over(sequence, token) or len(draft.chain) == draft.longest:
+                        del left[sequence]
+        for sequence, draft in growing.items():
+            self._cache.drafted(sequence, draft.chain)
+        return Drafts({sequence: draft.tree() for sequence, draft in growing.items()}, prepared, preparing)
+
+    def replaced(self, sequence: Sequence, block: int, by: int) -> None:
+        """As the cache has it."""
+        self._cache.replaced(block, by)
 
     def _prepare(self, sequences: list[Sequence]) -> int:
         """Compute the keys and values of all tokens before the last one; returns how many had none."""
@@ -96,31 +139,46 @@ class ModelDrafter:
             count += stop - start
             while start < stop:
                 piece = min(self._budget, stop - start)
-                self._compute([self._run(sequence, start, start + piece, 0)])
+                self.compute([self._run(sequence, start, start + piece, 0)])
                 self._cache.computed(sequence, start, start + piece)
                 start += piece
         return count
 
-    def _next(self, drafts: Drafts, sequences: list[Sequence]) -> dict[Sequence, int]:
-        """The next token of each, chosen as the verifier will choose its own."""
-        logits = self._compute([self._run(s, len(s.tokens) - 1, len(s.tokens), 1) for s in sequences]).cpu()
+    def _next(self, drafts: dict[Sequence, _Growing]) -> dict[Sequence, tuple[int, list[tuple[float, int]]]]:
+        """The next token of each, chosen as the verifier will choose its own, and those that came next, with their odds against it."""
+        sequences = list(drafts)
+        logits = self.compute([self._run(s, len(s.tokens) - 1, len(s.tokens), 1) for s in sequences]).cpu()
         missing = self._vocabulary - logits.shape[1]
         if missing:  # tables of embeddings may be padded
             logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         stats = self.model.logit_statistics(logits)
         found = {}
         for row, sequence in enumerate(sequences):
-            if sequence.request.params.is_plainly_greedy:
-                found[sequence] = stats.best[row]
-            else:
-                ahead = len(drafts.of[sequence])
-                found[sequence] = choose(logits[row], sequence, self._ends, self._seed, ahead)
+            draft, params = drafts[sequence], sequence.request.params
+            if params.is_plainly_greedy and not draft.branches:
+                found[sequence] = stats.best[row], []
+                continue
+            by_token = logits[row]
+            if not params.is_plainly_greedy:
+                by_token = merits(by_token, sequence, self._ends, self._seed, len(draft.chain))
+            best = by_token.topk(1 + draft.branches)
+            first, *others = best.values.tolist()
+            # A token's odds against the first: the quotient of their probabilities, or of these over their noise.
+            is_logit = params.temperature == 0
+            odds = (
+                [math.exp(each - first) if is_logit else each / first for each in others]
+                if first > 0 or is_logit
+                else []
+            )
+            token, *second = best.indices.tolist()
+            found[sequence] = token, list(zip(odds, second, strict=False))
         return found
 
     def _run(self, sequence: Sequence, start: int, stop: int, wants: int) -> Run:
         return Run(sequence.tokens[start:stop], start, sequence.blocks, sequence.request.grows_to, wants)
 
-    def _compute(self, runs: list[Run]) -> Tensor:
+    def compute(self, runs: list[Run]) -> Tensor:
+        """A step of the drafter; returns the wanted rows of logits."""
         store = self._cache.store
         with self._device:
             return self.model(self.model.batch(runs, store.block_size), store)

@@ -184,8 +184,8 @@ _COUNTERS: dict[str, tuple[str, _Read]] = {
     "prefix_cache_queries": ("Tokens of prompts that were looked up in the prefix cache.", lambda m: m.prefix_queries),
     "prefix_cache_hits": ("Those that were found there.", lambda m: m.prefix_hits),
     "spec_decode_num_drafts": ("Drafts that were verified.", lambda m: m.drafts.verified),
-    "spec_decode_num_draft_tokens": ("Their tokens.", lambda m: sum(m.drafts.drafted)),
-    "spec_decode_num_accepted_tokens": ("Those that became part of outputs.", lambda m: sum(m.drafts.accepted)),
+    "spec_decode_num_draft_tokens": ("Their tokens.", lambda m: m.drafts.all_drafted),
+    "spec_decode_num_accepted_tokens": ("Those that became part of outputs.", lambda m: m.drafts.all_accepted),
 }
 _LABELLED_COUNTERS: dict[str, tuple[str, str, Callable[[ModelMetrics], dict[str, int]]]] = {
     "request_success": ("Requests that ended, by why they did.", "finished_reason", lambda m: m.finished),

@@ -87,7 +87,7 @@ def test_a_model_that_a_drafter_does_not_fit_is_named_and_the_rest_is_kept(tmp_p
         ({"drafter": "nowhere"}, "drafter: .*nowhere.*; it must be lookup, nested, early-exit:N or a checkpoint"),
         ({"drafter": "result"}, "drafter: .*it must be lookup, nested, early-exit:N or a checkpoint"),
         ({"drafter": "lookup", "speed": False}, "drafter: is measured with the speed's loads"),
-        ({"drafter": "nested", "tp": 2}, "drafter: on several processes only lookup drafts"),
+        ({"drafter": "nested", "tp": 2}, "drafter: is a part of the model, which several processes divide; use lookup"),
         ({"drafter": "builtin:smelt-6m"}, "there is no model that it could draft for"),
     ],
 )

@@ -22,6 +22,7 @@ from ...serve_process import started
 from ...tiny import SMELT_6M
 from ..drive import engine
 from ..random_adapter import adapter_of
+from ..speculation.pretend import pretend
 
 PROMPTS = [torch.randint(4, 4096, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (70, 9, 33)]
 PARAMS = [
@@ -101,6 +102,52 @@ def test_long_steps_need_a_second_message(two: Engine) -> None:
     prompts = [[7 + i] * 120 for i in range(16)]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     assert said(two.generate(prompts, params)) == said(engine(SMELT_6M).generate(prompts, params))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "branches"), [("tp", 0), ("tp", 3), ("pp", 3), ("cp", 0)])
+def test_drafts_are_verified_by_all(way: str, branches: int) -> None:
+    wanted = engine(SMELT_6M).generate(PROMPTS, PARAMS[0])
+    two = engine(SMELT_6M, drafter="lookup", draft_tokens=4, draft_branches=branches, **{way: 2})
+    pretend(two, wanted)
+    try:
+        assert said(two.generate(PROMPTS, PARAMS[0])) == said(wanted)
+        assert two.drafting is not None
+        assert two.drafting.total.all_accepted > 0
+        assert (two.drafting.total.on_branch > 0) == (branches > 0)
+    finally:
+        two.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["tp", "pp", "cp"])
+@pytest.mark.parametrize("drafter", ["lookup", str(SMELT_6M)], ids=["lookup", "itself"])
+def test_the_first_rank_drafts(way: str, drafter: str) -> None:
+    """As many tokens as pay, which is known from steps that all ranks compute."""
+    wanted = engine(SMELT_6M).generate(PROMPTS, PARAMS[:2] + PARAMS[:1])
+    for more in ({}, {"draft_tokens": 3}):
+        two = engine(SMELT_6M, drafter=drafter, **more, **{way: 2})
+        try:
+            assert said(two.generate(PROMPTS, PARAMS[:2] + PARAMS[:1])) == said(wanted)
+            assert two.drafting is not None
+            if more and drafter != "lookup":
+                assert two.drafting.total.acceptance == 1
+        finally:
+            two.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["nested", "early-exit:2"])
+def test_a_part_of_a_divided_model_cannot_draft(drafter: str) -> None:
+    with pytest.raises(RuntimeProblem, match="which is divided"):
+        engine(SMELT_6M, drafter=drafter, tp=2)
+
+
+@pytest.mark.slow
+def test_a_drafter_that_cannot_be_loaded_ends_all_ranks() -> None:
+    with pytest.raises(RuntimeProblem, match="nowhere; it must be lookup"):
+        engine(SMELT_6M, drafter="nowhere", tp=2)
+    assert until(lambda: not children(os.getpid()))
 
 
 @pytest.mark.slow

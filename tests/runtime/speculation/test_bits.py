@@ -30,16 +30,16 @@ def quantized(model: Path, output: Path) -> Path:
 @pytest.mark.parametrize("drafter", ["lookup", "w4"])
 @pytest.mark.parametrize("verifier", ["bfloat16", "w4 reproducible"])
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"seed": 3}], ids=str)
+@pytest.mark.parametrize("branches", [0, 3])
 def test_log_probabilities_have_the_same_bits(
-    drafter: str, verifier: str, params: dict[str, Any], tiny: Callable[..., Path], tmp_path: Path
+    drafter: str, verifier: str, params: dict[str, Any], branches: int, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = tiny("llama", torch.bfloat16)
     w4 = quantized(model, tmp_path / "w4")
     path, options = (model, {}) if verifier == "bfloat16" else (w4, {"reproducible": True})
     sampling = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=3, **params)
-    engine = Engine(
-        path, drafter=str(w4) if drafter == "w4" else drafter, draft_tokens=3, quiet=True, max_length=64, **options
-    )
+    drafts = {"drafter": str(w4) if drafter == "w4" else drafter, "draft_tokens": 3, "draft_branches": branches}
+    engine = Engine(path, quiet=True, max_length=64, **drafts, **options)
     alone = Engine(path, quiet=True, max_length=64, **options)
     for drafted, expected in zip(engine.generate(PROMPTS, sampling), alone.generate(PROMPTS, sampling), strict=True):
         assert drafted.completions == expected.completions

@@ -95,6 +95,7 @@ CASES: dict[str, SamplingParams] = {
 }
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "lookup", "first layers"])
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: str, case: str) -> None:
@@ -116,6 +117,7 @@ def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: s
         assert sum(output.draft_tokens for output in drafted) > 0
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "lookup"])
 @pytest.mark.parametrize(
     "options",
@@ -154,17 +156,17 @@ def test_whatever_the_cache_and_the_scheduler_do(
         each.cache.check([])
 
 
-class _Alternating:
+class Alternating:
     """Odd and even tokens in turn, a fixed number of them."""
 
     def __init__(self, left: int = 9, odd: bool = True) -> None:
         self.left, self.odd = left, odd
 
     def start(self) -> Matcher:
-        return _Alternating()
+        return Alternating()
 
     def copy(self) -> Matcher:
-        return _Alternating(self.left, self.odd)
+        return Alternating(self.left, self.odd)
 
     def forbid(self, row: Tensor) -> None:
         row[1 - self.odd :: 2] = float("-inf")
@@ -184,7 +186,7 @@ class _Alternating:
 
 @pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup"])
 def test_constraints_are_followed(drafters: dict[str, str], drafter: str) -> None:
-    params = SamplingParams(max_tokens=24, seed=5, constraint=_Alternating())
+    params = SamplingParams(max_tokens=24, seed=5, constraint=Alternating())
     alone = tokens(Engine(drafters["itself"], **ENGINE), params)
     engine = Engine(drafters["itself"], drafter=drafters[drafter], draft_tokens=4, **ENGINE)
     assert tokens(engine, params) == alone

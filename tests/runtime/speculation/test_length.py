@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 from smelt.runtime.requests.params import SamplingParams
 from smelt.runtime.requests.sequence import Request, Sequence
+from smelt.runtime.scheduling.drafting import DraftSize
 from smelt.runtime.scheduling.plan import Chunk, StepPlan
-from smelt.runtime.speculation.counts import DraftCounts
+from smelt.runtime.speculation.counts import DraftCounts, DraftOutcome
 from smelt.runtime.speculation.length import AdaptiveDrafts, Drafted
 from smelt.runtime.speculation.times_by_rows import TimesByRows
 
@@ -42,6 +43,8 @@ class World:
         drafting: seconds of a drafter's step by its sequences.
         accepted: the probability.
         known: what is measured at the start; the same by default.
+        branches: how many a draft may have.
+        caught: the probability that a branch has the right token where the chain is wrong.
     """
 
     def __init__(
@@ -50,32 +53,41 @@ class World:
         drafting: Callable[[int], float],
         accepted: float,
         known: Callable[[int], float] | None = None,
+        *,
+        branches: int = 0,
+        caught: float = 0.0,
     ) -> None:
-        self.verifying, self.drafting, self.accepted = verifying, drafting, accepted
-        self.drafts = AdaptiveDrafts(8, times(known or verifying), times(drafting))
+        self.verifying, self.drafting, self.accepted, self.caught = verifying, drafting, accepted, caught
+        self.drafts = AdaptiveDrafts(8, times(known or verifying), times(drafting), branches=branches)
         self.draw = random.Random(0)
         self.lengths: list[int] = []
+        self.branched = 0
+
+    def outcome(self, size: DraftSize) -> DraftOutcome:
+        """Of one draft: branches of one token leave the chain at its first places."""
+        right = 0
+        while right < size.chain and self.draw.random() < self.accepted:
+            right += 1
+        begins = right < min(size.chain, size.branches)
+        caught = begins and self.draw.random() < self.caught
+        return DraftOutcome(size.chain, right, size.branched, int(caught), caught if begins else None)
 
     def gain(self, sequences: int, steps: int) -> float:
         """How many times as many tokens a second as without drafts."""
         plan, seconds, tokens = decodes(sequences), 0.0, 0
         for _ in range(steps):
-            counts = self.drafts.counts(plan, 512)
-            lengths = {plan.chunks[i].sequence: count for i, count in counts.items()}
+            sizes = self.drafts.sizes(plan, 512)
+            lengths = {plan.chunks[i].sequence: size.chain for i, size in sizes.items()}
             self.lengths.append(max(lengths.values(), default=0))
-            accepted = {}
-            for sequence, length in lengths.items():
-                right = 0
-                while right < length and self.draw.random() < self.accepted:
-                    right += 1
-                accepted[sequence] = right
+            self.branched += sum(size.branched for size in sizes.values())
+            outcomes = {sequence: self.outcome(sizes[i]) for i, sequence in zip(sizes, lengths, strict=True)}
             drafting = sum(
                 self.drafting(sum(length > i for length in lengths.values())) for i in range(self.lengths[-1])
             )
-            verifying = self.verifying(sequences + sum(lengths.values()))
-            self.drafts.ran(plan, Drafted(lengths, accepted, drafting, verifying))
+            verifying = self.verifying(sequences + sum(size.tokens for size in sizes.values()))
+            self.drafts.ran(plan, Drafted(outcomes, drafting, verifying))
             seconds += drafting + verifying
-            tokens += sequences + sum(accepted.values())
+            tokens += sequences + sum(each.accepted + each.on_branch for each in outcomes.values())
         return tokens / seconds / (sequences / self.verifying(sequences))
 
 
@@ -115,6 +127,28 @@ def test_it_never_loses_much(sequences: int, accepted: float, verifying: Callabl
         assert World(verifying, lambda n: verifying(n) / 2, accepted).gain(sequences, steps) > 0.97
 
 
+@pytest.mark.parametrize("accepted", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("caught", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("sequences", [1, 8])
+def test_branches_are_never_a_loss(sequences: int, caught: float, accepted: float) -> None:
+    """Not beside no drafts, and hardly beside chains; a gain where they catch much of what chains miss and rows are cheap."""
+    chains = World(memory_bound, a_quarter, accepted).gain(sequences, 600)
+    trees = World(memory_bound, a_quarter, accepted, branches=4, caught=caught)
+    found = trees.gain(sequences, 600)
+    assert found > 0.97
+    assert found > 0.97 * chains
+    if accepted in (0.3, 0.6) and caught == 0.9 and sequences == 1:
+        assert found > 1.05 * chains
+    if caught == 0.0:  # of up to four a step and sequence
+        assert trees.branched < 0.1 * 4 * 600 * sequences
+
+
+def test_branches_are_left_out_where_rows_cost_as_much_as_steps() -> None:
+    world = World(compute_bound, a_quarter, 0.9, branches=4, caught=0.9)
+    assert world.gain(8, 300) > 0.97
+    assert world.branched == 0
+
+
 def test_it_does_not_lose_much_where_what_was_measured_is_wrong() -> None:
     """Rows that seemed to be free, and are not."""
     world = World(compute_bound, a_quarter, 0.3, known=lambda rows: compute_bound(8))
@@ -146,25 +180,25 @@ def test_what_cannot_be_of_use_is_not_drafted() -> None:
     drafts = AdaptiveDrafts(8, times(memory_bound), times(a_quarter))
     for _ in range(50):  # all are right
         plan = decodes(1)
-        lengths = {plan.chunks[i].sequence: count for i, count in drafts.counts(plan, 512).items()}
-        drafts.ran(plan, Drafted(lengths, lengths, 0.015 * sum(lengths.values()), 0.06))
-    assert drafts.counts(decodes(1), 512)[0] > 3
-    assert drafts.counts(decodes(1, grows_to=7), 512)[0] == 2  # of three tokens the last one is chosen after them
-    assert drafts.counts(decodes(1, grows_to=5), 512) == {}
-    assert sum(drafts.counts(decodes(1), 2).values()) <= 2
+        lengths = {plan.chunks[i].sequence: size.chain for i, size in drafts.sizes(plan, 512).items()}
+        outcomes = {sequence: DraftOutcome(count, count) for sequence, count in lengths.items()}
+        drafts.ran(plan, Drafted(outcomes, 0.015 * sum(lengths.values()), 0.06))
+    assert drafts.sizes(decodes(1), 512)[0].chain > 3
+    assert drafts.sizes(decodes(1, grows_to=7), 512)[0].chain == 2  # of three tokens the last one is chosen after them
+    assert drafts.sizes(decodes(1, grows_to=5), 512) == {}
+    assert sum(size.tokens for size in drafts.sizes(decodes(1), 2).values()) <= 2
     prompt = decodes(1).chunks[0].sequence
-    assert drafts.counts(StepPlan([Chunk(prompt, 0, 3, is_last=True)]), 512) == {}
+    assert drafts.sizes(StepPlan([Chunk(prompt, 0, 3, is_last=True)]), 512) == {}
     prompt.request.params = SamplingParams(beam_width=2, n=2)
-    assert drafts.counts(StepPlan([Chunk(prompt, 3, 1, is_last=True)]), 512) == {}
+    assert drafts.sizes(StepPlan([Chunk(prompt, 3, 1, is_last=True)]), 512) == {}
 
 
 def test_a_drafter_that_must_read_a_long_text_first_is_not_asked_for_few_tokens() -> None:
     drafts = AdaptiveDrafts(8, times(memory_bound), times(a_quarter), unprepared=lambda _: 1000)
     plan = decodes(1)
-    lengths = {plan.chunks[0].sequence: 2}
-    drafts.ran(plan, Drafted(lengths, lengths, 0.03, 0.06, prepared=1000, preparing=1.0))
-    assert drafts.counts(decodes(1, grows_to=12), 512) == {}
-    assert drafts.counts(decodes(1, grows_to=400), 512)
+    drafts.ran(plan, Drafted({plan.chunks[0].sequence: DraftOutcome(2, 2)}, 0.03, 0.06, prepared=1000, preparing=1.0))
+    assert drafts.sizes(decodes(1, grows_to=12), 512) == {}
+    assert drafts.sizes(decodes(1, grows_to=400), 512)
 
 
 def test_times_are_on_lines_between_measured_ones() -> None:
@@ -187,10 +221,10 @@ def test_times_are_on_lines_between_measured_ones() -> None:
 def test_counts() -> None:
     counts = DraftCounts()
     assert counts.acceptance is counts.agreement is counts.tokens_per_verification is None
-    counts.add(3, 3)
+    counts.add(DraftOutcome(3, 3))
     before = counts.copy()
-    counts.add(3, 1)
-    counts.add(1, 0)
+    counts.add(DraftOutcome(3, 1))
+    counts.add(DraftOutcome(1, 0))
     assert counts.drafted == [3, 2, 2]
     assert counts.accepted == [2, 1, 1]
     assert counts.acceptance == pytest.approx(4 / 7)
@@ -200,3 +234,11 @@ def test_counts() -> None:
     assert (later.verified, later.drafted, later.accepted) == (2, [2, 1, 1], [1, 0, 0])
     assert later.by_position() == [0.5, 0.0, 0.0]
     assert "accepted 57% of 7 tokens" in counts.sentence()
+    counts.add(DraftOutcome(2, 1, branched=4, on_branch=1, caught=True))
+    assert counts.acceptance == pytest.approx(6 / 13)
+    assert counts.tokens_per_verification == pytest.approx(10 / 4)
+    assert counts.agreement == pytest.approx(5 / 8)
+    assert "1 of 4 on branches" in counts.sentence()
+    counts.add(DraftOutcome(2, 1, branched=1, caught=False))
+    assert (counts.beside, counts.caught) == (2, 1)
+    assert counts.since(before).with_those_of(before) == counts

@@ -1,0 +1,144 @@
+"""Token trees beside chains and beside no drafts, in turns, under load.
+
+    python -m benchmarks.drafts.trees --scratch /var/tmp/smelt-cpu [--turns 5]
+
+smelt-6m on real text, and a Llama of 1.1 billion random weights whose drafts are right as often as was measured of the same pair of smelt-6m: how
+often a chain's next token is, and how often one of the branches is that begin where the chain is wrong. One engine has a turn without drafts, one with chains and
+one with trees of up to four branches; both kinds of drafts adapt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from smelt.runtime import Engine
+from smelt.runtime.engine.drafters import drafting_of
+
+from ..common import REPOSITORY, SHARED, save
+from ..random_model import BIG, build
+from .forced import Acceptance, force
+from .speculation import OUTPUT, PROMPT, Pair, draft, forms_of, text_prompts, turn
+
+SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
+BRANCHES = 4
+SEQUENCES = (1, 8)
+
+
+def opened(pair: Pair, **options: Any) -> Engine:
+    """An engine of a pair."""
+    return Engine(
+        pair.model,
+        drafter=pair.drafter,
+        draft_branches=BRANCHES,
+        quiet=True,
+        max_length=PROMPT + OUTPUT,
+        max_sequences=32,
+        token_budget=512,
+        **options,
+    )
+
+
+def compare(pair: Pair, prompts: list[list[int]], turns: int, forced: Acceptance | None = None) -> dict[str, Any]:
+    """Medians of turns without drafts, with chains, and with trees."""
+    engine = opened(pair)
+    trees = engine.drafting
+    assert trees is not None
+    assert engine.drafter is not None
+    chains = drafting_of(replace(engine.config, draft_branches=0), engine.drafter, engine._compute)
+    draft(engine, None)
+    _, alone = turn(engine, prompts, OUTPUT)
+    if forced is not None:
+        force(engine, prompts, alone, forced)
+    rates: list[tuple[float, ...]] = []
+    same = True
+    for number in range(turns + 1):
+        found = [0.0] * 3
+        for place in range(3):
+            which = (place + number) % 3  # each is the first one in turn
+            draft(engine, (None, chains, trees)[which])
+            found[which], tokens = turn(engine, prompts, OUTPUT)
+            same = same and tokens == alone
+        if number:  # the first one learns
+            rates.append(tuple(found))
+    engine.close()
+    row = {
+        "pair": pair.name,
+        "sequences": len(prompts),
+        "forced": None if forced is None else vars(forced),
+        "rates": [[round(rate, 2) for rate in each] for each in rates],
+        "chains": statistics.median(chain / plain for plain, chain, _ in rates),
+        "trees": statistics.median(tree / plain for plain, _, tree in rates),
+        "beside": [round(tree / chain, 3) for _, chain, tree in rates],
+        "chain_tokens": chains.total.tokens_per_verification,
+        "tree_tokens": trees.total.tokens_per_verification,
+        "branched": trees.total.branched / trees.total.verified if trees.total.verified else 0.0,
+        "same_tokens": same,
+    }
+    print(row, flush=True)
+    return row
+
+
+def acceptance(pair: Pair, prompts: list[list[int]]) -> Acceptance:
+    """Of chains of three tokens with up to four branches."""
+    engine = opened(pair, draft_tokens=3)
+    turn(engine, prompts, OUTPUT)
+    assert engine.drafting is not None
+    total = engine.drafting.total
+    engine.close()
+    return Acceptance(total.agreement or 0.0, total.caught / total.beside if total.beside else 0.0)
+
+
+def main() -> None:
+    """Measure both models."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--turns", type=int, default=5)
+    given = parser.parse_args()
+    probe = Engine(SMALL, quiet=True)
+    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:40000]
+    tokens = list(probe.tokenizer(text).input_ids)
+    probe.close()
+    prompts = text_prompts(tokens, 8, copies=False)
+    w4 = forms_of(SMALL, given.scratch, calibrated=True)["w4"]
+    small = [
+        Pair("bf16, drafted by W4", SMALL, str(w4)),
+        Pair("bf16, drafted by its first 3 of 6 layers", SMALL, "early-exit:3"),
+        Pair("bf16, drafted by lookup", SMALL, "lookup"),
+    ]
+    known = {pair.name: acceptance(pair, prompts) for pair in small}
+    print(known, flush=True)
+    rows = [compare(pair, prompts[:count], given.turns) for pair in small for count in SEQUENCES]
+
+    model = given.scratch / "bf16"
+    if not (model / "config.json").is_file():
+        build(model, 16, BIG)
+    draw = random.Random(0)
+    asked = [[draw.randrange(4, BIG.vocabulary) for _ in range(PROMPT)] for _ in range(8)]
+    form = forms_of(model, given.scratch, calibrated=False)["w4"]
+    big = [
+        Pair(small[0].name, model, str(form)),
+        Pair("bf16, drafted by its first 11 of 22 layers", model, "early-exit:11"),
+        Pair(small[2].name, model, "lookup"),
+    ]
+    forced = [
+        compare(pair, asked[:count], given.turns, known[like.name])
+        for pair, like in zip(big, small, strict=True)
+        for count in SEQUENCES
+    ]
+    found = {
+        "turns": given.turns,
+        "branches": BRANCHES,
+        "acceptance": {name: vars(each) for name, each in known.items()},
+        "small": rows,
+        "big": forced,
+    }
+    print(save("token_trees", f"python -m benchmarks.drafts.trees --turns {given.turns}", found))
+
+
+if __name__ == "__main__":
+    main()

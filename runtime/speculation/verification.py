@@ -1,0 +1,73 @@
+"""From a draft and the logits that were computed with it to a sequence's next tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..decoder.logit_statistics import LogitStatistics
+from ..requests.sequence import Sequence
+from ..sampling.sampling import Sampled, sampled, trying
+from .tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a draft led to.
+
+    Attributes:
+        tokens: at least one; all but the last are the draft's.
+        last: the node after which the last one was chosen: that of the one before it.
+        reached: the last node whose token was chosen, 0 if none was.
+    """
+
+    tokens: list[Sampled]
+    last: int
+    reached: int
+
+
+def verify(
+    logits: Tensor,
+    stats: LogitStatistics,
+    row: int,
+    tree: TokenTree,
+    sequence: Sequence,
+    ends: frozenset[int],
+    seed: int,
+) -> Verified:
+    """Choose the next tokens of a sequence from logits that were computed with a draft of them.
+
+    Each is chosen as without a draft, from the same logits with the same noise. The draft only says after which tokens logits are
+    known: while the chosen token is one of the draft's, there is a next row.
+
+    Args:
+        logits: float32 ``[rows, vocabulary]``.
+        stats: their statistics.
+        row: the one after the sequence's last token; those after each node of the draft follow.
+        tree: tokens that may come next.
+        sequence: the sequence.
+        ends: the model's end tokens.
+        seed: of the engine, for requests without one.
+    """
+    found: list[Sampled] = []
+    children = tree.children()
+    node: int | None = 0
+    last = reached = 0
+    with trying(sequence):
+        while node is not None:
+            reached = node
+            if node > 0 and not stats.is_sound(row + node):
+                break  # what the next step says of it counts
+            found.append(sampled(logits, stats, row + node, sequence, ends, seed))
+            last, token = node, found[-1].token
+            node = children.get((node, token))
+            if node is None:
+                break
+            reached = node
+            sequence.tokens.append(token)
+            if sequence.matcher is not None:
+                sequence.matcher.accept(token)
+                if sequence.matcher.is_complete or sequence.matcher.failure is not None:
+                    break
+    return Verified(found, last, reached)

@@ -1,0 +1,42 @@
+"""Drafts on the kernels: the output is what it is without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.engine import loading
+from smelt.runtime.gpu import GpuOperators
+
+from ..runtime.kernels.interpreter import DEVICE
+from ..runtime.speculation.pretend import pretend
+from .test_same_tests import on_kernels
+
+if not torch.cuda.is_available():
+    pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+@pytest.mark.parametrize("options", [{"drafter": "lookup"}, {"drafter": "early-exit:1"}], ids=str)
+@pytest.mark.parametrize("branches", [0, 3])
+def test_tokens_are_those_without_a_drafter(
+    options: dict[str, Any], branches: int, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny("llama")
+    prompts = [[1, 5, 9, 5, 9, 5, 9], [3, 4, 3, 4, 7, 3, 4, 8, 3, 4]]
+    params = SamplingParams(max_tokens=8, seed=7, ignore_eos=True)
+    alone = Engine(path, quiet=True, dtype="float32").generate(prompts, params)
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(loading, "_operators", lambda dtype, *_, **__: GpuOperators(dtype, DEVICE))
+    engine = on_kernels(path, draft_tokens=3, draft_branches=branches, **options)
+    if options["drafter"] == "lookup":
+        pretend(engine, alone)
+    drafted = engine.generate(prompts, params)
+    assert [each.completions[0].tokens for each in drafted] == [each.completions[0].tokens for each in alone]
+    assert engine.drafting is not None
+    assert engine.drafting.total.verified > 0
+    if branches:
+        assert engine.drafting.total.on_branch > 0

@@ -1,0 +1,251 @@
+"""Token trees: several continuations verified in one step, and an output that is what it is without them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.decoder.batch import Batch, Run
+from smelt.runtime.engine import drafters as drafters_module
+from smelt.runtime.speculation.caches import OwnCache
+from smelt.runtime.speculation.counts import DraftOutcome
+from smelt.runtime.speculation.tree import DraftBranch, TokenTree, TreeRuns
+from smelt.system.errors import RuntimeProblem
+
+from .test_exact import CASES, ENGINE, PROMPTS, Alternating, drafters, tokens  # noqa: F401 - a fixture
+
+TREE = TokenTree([1, 2, 3], [DraftBranch(1, [7, 8]), DraftBranch(0, [9])])
+
+
+def test_nodes() -> None:
+    assert TREE.children() == {(0, 1): 1, (1, 2): 2, (2, 3): 3, (1, 7): 4, (4, 8): 5, (0, 9): 6}
+    assert [TREE.branch_at(node) for node in range(7)] == [None, None, None, None, 0, 0, 1]
+    assert [TREE.path_length(node) for node in range(7)] == [(0, 0), (1, 0), (2, 0), (3, 0), (1, 1), (1, 2), (0, 1)]
+    assert TREE.branched == 3
+
+
+@pytest.mark.parametrize(
+    ("reached", "outcome"),
+    [
+        (0, DraftOutcome(3, 0, 3, 0, caught=False)),
+        (1, DraftOutcome(3, 1, 3, 0, caught=False)),
+        (2, DraftOutcome(3, 2, 3, 0, caught=None)),
+        (3, DraftOutcome(3, 3, 3, 0, caught=None)),
+        (5, DraftOutcome(3, 1, 3, 2, caught=True)),
+        (6, DraftOutcome(3, 0, 3, 1, caught=True)),
+    ],
+    ids=str,
+)
+def test_what_became_of_it(reached: int, outcome: DraftOutcome) -> None:
+    assert DraftOutcome.of(TREE, reached) == outcome
+
+
+def test_an_output_that_is_complete_says_nothing_of_the_rest() -> None:
+    cut = DraftOutcome.of(TREE, 1, cut=True)
+    assert (cut.accepted, cut.caught, cut.is_chain_wrong) == (1, None, False)
+    caught = DraftOutcome.of(TREE, 5, cut=True)
+    assert (caught.on_branch, caught.caught, caught.is_chain_wrong) == (2, True, True)
+
+
+def test_branches_stay_where_there_are_places() -> None:
+    """In the block that they begin in, and before the end of the chain, which is where the sequence ends at the latest."""
+    tree = TokenTree([1, 2, 3, 4], [DraftBranch(1, [7, 8, 9, 10]), DraftBranch(0, [5] * 9), DraftBranch(3, [6])])
+    assert tree.within(4, 16, 2).branches == [DraftBranch(1, [7, 8, 9]), DraftBranch(0, [5] * 4)]
+    assert tree.within(4, 4, 3).branches == [DraftBranch(1, [7, 8]), DraftBranch(0, [5] * 3), DraftBranch(3, [6])]
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_each_token_attends_to_its_own_path(block_size: int) -> None:
+    """Trees of all kinds, in a cache of tokens in the place of keys and values."""
+    draw = random.Random(0)
+    for _ in range(200):
+        length = draw.randint(1, 40)
+        text = [draw.randrange(1000) for _ in range(length)]
+        chain = [draw.randrange(1000) for _ in range(draw.randint(1, 8))]
+        branches = [
+            DraftBranch(draw.randint(0, len(chain) - 1), [draw.randrange(1000) for _ in range(draw.randint(1, 6))])
+            for _ in range(draw.randint(0, 4))
+        ]
+        count = -(-(length + len(chain)) // block_size)
+        numbers = draw.sample(range(100), count + len(branches))
+        blocks, spare = numbers[:count], numbers[count:]
+        start = length - 1
+        tree = TokenTree(chain, branches).within(start, block_size, len(spare))
+        laid_out = TreeRuns.of(Run(text[-1:], start, blocks, 99, 1), tree, spare, block_size)
+
+        cache = [draw.randrange(1000, 2000) for _ in range(100 * block_size)]
+        for position, token in enumerate(text[:-1]):
+            cache[blocks[position // block_size] * block_size + position % block_size] = token
+        for source, target in laid_out.copies:
+            cache[target * block_size : (target + 1) * block_size] = cache[
+                source * block_size : (source + 1) * block_size
+            ]
+        batch = Batch(laid_out.runs, block_size)
+        for slot, token in zip(batch.slots.tolist(), batch.tokens.tolist(), strict=True):
+            cache[slot] = token
+        if batch.also is not None:
+            for row, slot in zip(*(part.tolist() for part in batch.also), strict=True):
+                cache[slot] = int(batch.tokens[row])
+
+        paths = [text + chain[:i] for i in range(len(chain) + 1)]
+        for branch in tree.branches:
+            paths += [text + chain[: branch.after] + branch.tokens[: i + 1] for i in range(len(branch.tokens))]
+        seen = []
+        for run in laid_out.runs:
+            for position in range(run.start, run.stop):
+                seen.append(
+                    [cache[run.blocks[p // block_size] * block_size + p % block_size] for p in range(position + 1)]
+                )
+        assert seen == paths
+        assert len(batch.wanted) == len(paths)
+        for branch, place in zip(tree.branches, laid_out.places, strict=True):
+            assert (
+                place
+                == (start + 1 + branch.after) // block_size
+                == (start + branch.after + len(branch.tokens)) // block_size
+            )
+
+
+@pytest.mark.few(14)
+@pytest.mark.parametrize("drafter", ["near", "shallow", "lookup", "first layers"])
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: str, case: str) -> None:  # noqa: F811
+    alone = Engine(drafters["itself"], **ENGINE).generate(PROMPTS, CASES[case])
+    engine = Engine(drafters["itself"], drafter=drafters[drafter], draft_tokens=3, draft_branches=4, **ENGINE)
+    for a, b in zip(alone, engine.generate(PROMPTS, CASES[case]), strict=True):
+        assert [each.tokens for each in a.completions] == [each.tokens for each in b.completions]
+        for x, y in zip(a.completions, b.completions, strict=True):
+            assert (y.finish_reason, y.total_logprob) == (x.finish_reason, pytest.approx(x.total_logprob, abs=1e-3))
+    engine.cache.check([])
+    assert engine.drafting is not None
+    if case == "sampled" and drafter != "lookup":
+        assert engine.drafting.total.on_branch > 0
+
+
+@pytest.mark.few(9)
+@pytest.mark.parametrize("drafter", ["near", "shallow", "lookup"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token_budget": 7},
+        {"block_size": 1},
+        {"block_size": 4, "blocks": 24, "admission": "immediate"},
+        {"block_size": 4, "blocks": 24, "admission": "immediate", "host_cache_bytes": 1 << 20, "swap": "swap"},
+        {"policy": "mlfq", "max_sequences": 2},
+        {"kv_dtype": "int8"},
+        {"draft_tokens": "auto"},
+    ],
+    ids=lambda options: " ".join(f"{key}={value}" for key, value in options.items()),
+)
+def test_whatever_the_cache_and_the_scheduler_do(
+    drafters: dict[str, str],  # noqa: F811
+    drafter: str,
+    options: dict[str, Any],
+) -> None:
+    given = {**ENGINE, **options}
+    blocks, drafted_tokens = given.pop("blocks", None), given.pop("draft_tokens", 5)
+
+    def engine(**more: Any) -> Engine:
+        if blocks is None:
+            return Engine(drafters["itself"], **given, **more)
+        probe = Engine(drafters["itself"], **given, **more).reservation
+        return Engine(drafters["itself"], **(given | {"kv_cache_bytes": probe.cache // probe.blocks * blocks}), **more)
+
+    alone = engine()
+    drafted = engine(drafter=drafters[drafter], draft_tokens=drafted_tokens, draft_branches=3)
+    long = SamplingParams(max_tokens=40, seed=4, temperature=0.5, ignore_eos=True)
+    for _ in range(2):  # the second time with prefixes that are cached
+        assert tokens(drafted, long) == tokens(alone, long)
+    drafted.cache.check([])
+    assert drafted.drafting is not None
+    if blocks:
+        assert drafted.scheduler.preemptions > 0
+    if drafter == "near" and drafted_tokens != "auto" and "token_budget" not in options:
+        assert drafted.drafting.total.on_branch > 0
+
+
+@pytest.mark.parametrize("own_cache", [False, True])
+def test_a_second_choice_is_a_branch(
+    own_cache: bool, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter whose first choice is never right: what it would choose second is the model's own token.
+
+    It would not be if a cache of its own lacked what is in the blocks that the verifier has replaced.
+    """
+    path = tiny("llama")
+    if own_cache:
+        monkeypatch.setattr(drafters_module, "_ALIKE", -1.0)
+    engine = Engine(path, drafter=str(path), draft_tokens=3, draft_branches=1, block_size=8, **ENGINE)
+    assert isinstance(engine.drafter._cache, OwnCache) == own_cache  # type: ignore[union-attr]
+    assert engine.drafter is not None
+    model = engine.drafter.model  # type: ignore[attr-defined]
+
+    class _Wrong:
+        """The model, whose best token gets a rival that is a little better."""
+
+        def __call__(self, *given: Any) -> torch.Tensor:
+            logits = model(*given)
+            best = logits.max(-1)
+            wrong = (best.indices + 1) % logits.shape[1]
+            return logits.scatter(1, wrong[:, None], best.values[:, None] + 0.01)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(model, name)
+
+    engine.drafter.model = _Wrong()  # type: ignore[attr-defined]
+    greedy = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    assert tokens(engine, greedy) == tokens(Engine(path, **ENGINE), greedy)
+    assert engine.drafting is not None
+    total = engine.drafting.total
+    assert sum(total.accepted) == 0
+    assert (
+        total.on_branch / total.verified > 0.95
+    )  # one token's draft is the last possible token, after which there is no place
+
+
+@pytest.mark.parametrize("drafter", ["near", "lookup"])
+def test_constraints_are_followed(drafters: dict[str, str], drafter: str) -> None:  # noqa: F811
+    params = SamplingParams(max_tokens=24, seed=5, constraint=Alternating())
+    engine = Engine(drafters["itself"], drafter=drafters[drafter], draft_tokens=4, draft_branches=4, **ENGINE)
+    assert tokens(engine, params) == tokens(Engine(drafters["itself"], **ENGINE), params)
+
+
+def test_blocks_of_a_step_that_failed_are_given_back(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny("llama")
+    engine = Engine(path, drafter="lookup", draft_tokens=2, draft_branches=2, **ENGINE)
+    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
+    engine.step()
+    assert engine.drafter is not None
+
+    def fail(_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.drafter, "propose", fail)
+        with pytest.raises(MemoryError):
+            engine.step()
+    greedy = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    assert tokens(engine, greedy) == tokens(Engine(path, **ENGINE), greedy)
+    engine.cache.check([])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"draft_branches": 2}, "drafter is not"),
+        ({"drafter": "lookup", "draft_branches": -1}, "from 0 to"),
+        ({"drafter": "lookup", "draft_branches": 99}, "from 0 to"),
+        ({"drafter": "lookup", "draft_branches": 1, "cp": 2}, "which divides sequences"),
+    ],
+    ids=str,
+)
+def test_bad_numbers_are_refused(tiny: Callable[..., Path], options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RuntimeProblem, match=sentence):
+        Engine(tiny("llama"), quiet=True, **options)
