@@ -68,6 +68,19 @@ def turn(engine: Engine, prompts: SequenceOf[list[int]], output: int) -> tuple[f
     return (output * len(names) - before) / (time.perf_counter() - begun), [done[name] for name in names]
 
 
+def opened(pair: Pair, **options: Any) -> Engine:
+    """An engine of a pair, for prompts and outputs of these lengths."""
+    return Engine(
+        pair.model,
+        drafter=pair.drafter,
+        quiet=True,
+        max_length=PROMPT + OUTPUT,
+        max_sequences=32,
+        token_budget=512,
+        **options,
+    )
+
+
 def measure(
     pair: Pair,
     prompts: SequenceOf[list[int]],
@@ -77,15 +90,7 @@ def measure(
     draft_tokens: int | str = "auto",
 ) -> dict[str, Any]:
     """Medians of turns without and with drafts."""
-    engine = Engine(
-        pair.model,
-        drafter=pair.drafter,
-        draft_tokens=draft_tokens,
-        quiet=True,
-        max_length=PROMPT + OUTPUT,
-        max_sequences=32,
-        token_budget=512,
-    )
+    engine = opened(pair, draft_tokens=draft_tokens)
     drafting = engine.drafting
     assert drafting is not None
     draft(engine, None)

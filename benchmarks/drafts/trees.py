@@ -19,33 +19,18 @@ from typing import Any
 from smelt.runtime import Engine
 from smelt.runtime.engine.drafters import drafting_of
 
-from ..common import REPOSITORY, SHARED, save
+from ..common import SHARED, save
 from ..random_model import BIG, build
 from .forced import Acceptance, force
-from .speculation import OUTPUT, PROMPT, Pair, draft, forms_of, text_prompts, turn
+from .speculation import OUTPUT, PROMPT, SMALL, Pair, draft, forms_of, opened, text_prompts, turn
 
-SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 BRANCHES = 4
 SEQUENCES = (1, 8)
 
 
-def opened(pair: Pair, **options: Any) -> Engine:
-    """An engine of a pair."""
-    return Engine(
-        pair.model,
-        drafter=pair.drafter,
-        draft_branches=BRANCHES,
-        quiet=True,
-        max_length=PROMPT + OUTPUT,
-        max_sequences=32,
-        token_budget=512,
-        **options,
-    )
-
-
 def compare(pair: Pair, prompts: list[list[int]], turns: int, forced: Acceptance | None = None) -> dict[str, Any]:
     """Medians of turns without drafts, with chains, and with trees."""
-    engine = opened(pair)
+    engine = opened(pair, draft_branches=BRANCHES)
     trees = engine.drafting
     assert trees is not None
     assert engine.drafter is not None
@@ -85,7 +70,7 @@ def compare(pair: Pair, prompts: list[list[int]], turns: int, forced: Acceptance
 
 def acceptance(pair: Pair, prompts: list[list[int]]) -> Acceptance:
     """Of chains of three tokens with up to four branches."""
-    engine = opened(pair, draft_tokens=3)
+    engine = opened(pair, draft_tokens=3, draft_branches=BRANCHES)
     turn(engine, prompts, OUTPUT)
     assert engine.drafting is not None
     total = engine.drafting.total

@@ -272,8 +272,8 @@ class _Attention:
             queries = rotate_and_store(projected, heads, cache, step.slots, self._norms, rotary)
             if step.also is not None:
                 rows, slots = step.also
-                turned = None if rotary is None else replace(rotary, rows=rotary.rows[rows])
-                rotate_and_store(projected[rows], heads, cache, slots, self._norms, turned)
+                positions = None if rotary is None else replace(rotary, rows=rotary.rows[rows])
+                rotate_and_store(projected[rows], heads, cache, slots, self._norms, positions)
         else:
             queries = self._rotated_plainly(projected, step, store, index, rotary)
         if not self._fusions.attention:

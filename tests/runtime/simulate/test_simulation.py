@@ -156,9 +156,9 @@ def test_plans_are_those_of_the_engine(policy: str, tiny: Callable[..., Path], m
         came.append(now)
         add(sequence, now)
 
-    def committed(plan: StepPlan, now: float = 0.0) -> None:
+    def committed(plan: StepPlan, now: float = 0.0, *replaced: Any) -> None:
         ended.append(now)
-        commit(plan, now)
+        commit(plan, now, *replaced)
 
     monkeypatch.setattr(running.scheduler, "schedule", scheduled)
     monkeypatch.setattr(running.scheduler, "commit", committed)

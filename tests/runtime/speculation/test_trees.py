@@ -104,11 +104,8 @@ def test_each_token_attends_to_its_own_path(block_size: int) -> None:
         assert seen == paths
         assert len(batch.wanted) == len(paths)
         for branch, place in zip(tree.branches, laid_out.places, strict=True):
-            assert (
-                place
-                == (start + 1 + branch.after) // block_size
-                == (start + branch.after + len(branch.tokens)) // block_size
-            )
+            first = start + 1 + branch.after
+            assert place == first // block_size == (first + len(branch.tokens) - 1) // block_size
 
 
 @pytest.mark.few(14)
@@ -203,9 +200,8 @@ def test_a_second_choice_is_a_branch(
     assert engine.drafting is not None
     total = engine.drafting.total
     assert sum(total.accepted) == 0
-    assert (
-        total.on_branch / total.verified > 0.95
-    )  # one token's draft is the last possible token, after which there is no place
+    # All but those that were cut because the output was complete.
+    assert total.on_branch == total.caught == total.beside > 0
 
 
 @pytest.mark.parametrize("drafter", ["near", "lookup"])
