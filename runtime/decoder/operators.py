@@ -173,6 +173,12 @@ class Operators:
         """All experts' feed-forward parts together; None if one after another is as fast."""
         return None
 
+    def upper(self) -> Operators | None:
+        """Operators for a second model of the same checkpoint, made of the upper four of 8 bits of the first one's weights, in the
+        same memory; None if no weights stand so that they can be read alone.
+        """
+        return None
+
     def rms_norm(self, weight: Tensor, eps: float, rounds_first: bool) -> Rowwise:
         """Divide by the root mean square of the last dimension, and multiply by a float32 weight.
 

@@ -215,9 +215,9 @@ class EngineConfig:
             raise RuntimeProblem(
                 f"drafter is {self.drafter}, and offload is {self.offload}: its layers would be brought for each draft token; use lookup"
             )
-        if self.drafter == NESTED and (self.reproducible or self.compile or self.offload or self.device != "cpu"):
+        if self.drafter == NESTED and (self.reproducible or self.compile or self.offload):
             raise RuntimeProblem(
-                "drafter is nested, which is for a CPU, without reproducible, compile and offload; leave these out, or use another drafter"
+                "drafter is nested, which is without reproducible, compile and offload; leave these out, or use another drafter"
             )
 
     @property

@@ -17,7 +17,6 @@ from ...system.progress import Log
 from ..decoder.batch import Run
 from ..decoder.kv_cache import KeysValues
 from ..decoder.model import Model
-from ..native.nested import NestedOperators, UpperOperators
 from ..parallel.stages import RankPlace
 from ..speculation.caches import DraftCache, OwnCache, SharedCache
 from ..speculation.drafter import Drafter
@@ -48,11 +47,13 @@ class DraftModel:
         model: the drafter.
         shares: whether it uses the verifier's keys and values.
         is_part: whether its layers are the verifier's own.
+        nbytes: of its weights, besides those that it shares with the verifier.
     """
 
     model: Model
     shares: bool
     is_part: bool = False
+    nbytes: int = 0
 
     @classmethod
     def load(
@@ -100,7 +101,7 @@ class DraftModel:
         _check_vocabulary(path, opened, of_drafter, verifier, model)
         if config.ranks > 1:
             log("the first rank drafts, with all of the drafter's layers and a cache of its own")
-            return cls(model, shares=False)
+            return cls(model, shares=False, nbytes=model.own_bytes())
         model.share_tables(verifier)
         distance = _distance(verifier, model)
         shares = distance is not None and distance < _ALIKE
@@ -109,7 +110,7 @@ class DraftModel:
         else:
             why = "have other shapes than" if distance is None else f"differ by {distance:.0%} from"
             log(f"the drafter's keys and values {why} the model's: it has a cache of its own")
-        return cls(model, shares)
+        return cls(model, shares, nbytes=model.own_bytes())
 
     @classmethod
     def nested(cls, opened: Checkpoint, verifier: Model, *, log: Log) -> Self:
@@ -118,14 +119,13 @@ class DraftModel:
         Raises:
             RuntimeProblem: it has none.
         """
-        operators = verifier.operators
-        assert isinstance(operators, NestedOperators)
-        if not operators.nests:
+        operators = verifier.operators.upper()
+        if operators is None:
             raise RuntimeProblem(
-                "drafter is nested, but the checkpoint has no weights of 8 bits without zero-points; quantize it with scheme W4in8, or use"
-                " another drafter"
+                "drafter is nested, but the checkpoint has no weights of 8 bits without zero-points that Smelt's kernels compute here; quantize it"
+                " with scheme W4in8, or use another drafter"
             )
-        model = Model(opened, operators.upper())
+        model = Model(opened, operators)
         model.share_tables(verifier)
         log("the upper four of 8 bits draft")
         return cls(model, shares=True)
@@ -143,13 +143,6 @@ class DraftModel:
             )
         log(f"the first {layers} of {len(verifier.layers)} layers draft")
         return cls(verifier.first_layers(layers), shares=True, is_part=True)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its weights, besides those that it shares with the verifier."""
-        if self.is_part or isinstance(self.model.operators, UpperOperators):
-            return 0
-        return self.model.own_bytes()
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes that it adds to a cache block."""

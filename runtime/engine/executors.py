@@ -44,12 +44,24 @@ class ExecutorParts:
     workers: Workers | None = None
     drafter: Drafter | None = None
 
+    @property
+    def upper(self) -> Model | None:
+        """The model of the upper bits, if it may answer requests: the configuration sees to it that what drafts then is that."""
+        may_answer = self.config.upper_bits_at is not None
+        return self.drafter.model if may_answer and isinstance(self.drafter, ModelDrafter) else None
+
 
 def _torch_executor(parts: ExecutorParts) -> Executor:
-    drafter, config = parts.drafter, parts.config
-    # The configuration sees to it that what drafts then is the upper bits.
-    upper = drafter.model if config.upper_bits_at is not None and isinstance(drafter, ModelDrafter) else None
-    return TorchExecutor(parts.model, parts.store, parts.ends, config.seed, parts.host, parts.workers, drafter, upper)
+    return TorchExecutor(
+        parts.model,
+        parts.store,
+        parts.ends,
+        parts.config.seed,
+        parts.host,
+        parts.workers,
+        parts.drafter,
+        parts.upper,
+    )
 
 
 def _gpu_executor(parts: ExecutorParts) -> Executor:
@@ -69,6 +81,7 @@ def _gpu_executor(parts: ExecutorParts) -> Executor:
         graphs=fusions.graphs,
         host=parts.host,
         drafter=parts.drafter,
+        upper=parts.upper,
     )
     if model.device.type == "cuda":
         found.warm_up(parts.log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,12 +24,16 @@ from ..kernels.base.precompile import precompile_work
 from ..kernels.base.targets import target_of
 from ..kernels.rows.rotate_and_store import RotaryTables
 from ..kernels.rows.sample_tokens import SamplingState, choices, sample_tokens
+from ..requests.noise import PhiloxNoise
 from ..requests.params import SamplingParams
-from ..requests.sequence import Request, Sequence
+from ..requests.sequence import Request, Sequence, TokenLogprobs
 from ..sampling.sampling import Sampled, sequence_seed, top_logprobs
 from ..scheduling.plan import Chunk, StepPlan
-from ..speculation.drafter import Drafter
-from .executor import CompletedStep, StepHandle, StepResult
+from ..speculation.counts import DraftOutcome
+from ..speculation.drafter import Drafter, Drafts
+from ..speculation.length import Drafted
+from ..speculation.verification import VerifiedChain
+from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
 from .host_blocks import HostBlocks
 from .torch_executor import TorchExecutor
 
@@ -38,6 +43,8 @@ _FEW = (1, 2, 4, 8)
 # Tokens of a step that is captured only once, with the largest number of sequences, some with one token: the wasted work
 # is small compared to a long step's products.
 _LONG = 512
+# Tokens of a step with drafts that is captured.
+_VERIFIED = 256
 
 
 class StepKind(NamedTuple):
@@ -46,19 +53,26 @@ class StepKind(NamedTuple):
     Attributes:
         tokens, sequences: the capacity.
         prompts, singles: whether some sequences have several tokens, and whether some have one.
+        drafts: after how many tokens one is sampled, if some of them are drafts; 0 for one for each sequence.
     """
 
     tokens: int
     sequences: int
     prompts: bool
     singles: bool
+    drafts: int = 0
+
+    @property
+    def wanted(self) -> int:
+        """After how many tokens one is sampled."""
+        return self.drafts or self.sequences
 
 
 class GpuExecutor(TorchExecutor):
-    """Like :class:`TorchExecutor`; steps with sampling on the device run asynchronously.
+    """Like :class:`TorchExecutor`; steps with sampling on the device run asynchronously, unless tokens are drafted from theirs.
 
     Args:
-        model, store, ends, seed, host, drafter: as there.
+        model, store, ends, seed, host, drafter, upper: as there.
         max_sequences, token_budget, max_length: the limits of a step and of a sequence.
         graphs: whether steps are captured and replayed.
     """
@@ -76,14 +90,16 @@ class GpuExecutor(TorchExecutor):
         graphs: bool,
         host: HostBlocks | None = None,
         drafter: Drafter | None = None,
+        upper: RunsBatches | None = None,
     ) -> None:
-        super().__init__(model, store, ends, seed, host, drafter=drafter)
+        super().__init__(model, store, ends, seed, host, drafter=drafter, upper=upper)
         assert isinstance(store, GpuKeysValues)
         assert isinstance(model.stack, GpuLayers)
         self._decoder, self._cache, self._layers = model, store, model.stack
         self._place = model.device
         blocks = -(-max_length // store.block_size)
-        room = Room(max(token_budget, max_sequences), max_sequences, blocks, self._layers.tokens_of_tile(store))
+        of_tile = self._layers.tokens_of_tile(store)
+        room = Room(max(token_budget, max_sequences), max_sequences, blocks, of_tile, drafter is not None)
         self._layout = TableLayout(room, self._place)
         self._choices: SamplingState = choices(max_sequences, _EDITS, max_length, self._place)
         self._slots: dict[Sequence, int] = {}
@@ -100,11 +116,15 @@ class GpuExecutor(TorchExecutor):
         self._current = torch.cuda.device(self._place) if self._place.type == "cuda" else nullcontext()
         self._stale: set[int] = set()  # slots whose blocks on the device are outdated
         self._sees_stores = target_of(self._place).splits
-        self._logits = torch.empty(max_sequences, model.spec.vocabulary, dtype=torch.float32, device=self._place)
+        self._logits = torch.empty(room.wanted, model.spec.vocabulary, dtype=torch.float32, device=self._place)
 
     def runs_ahead(self, request: Request) -> bool:
         """Whether all its tokens can be sampled on the device, and none of them is needed to draft the next ones."""
-        if self._drafter is not None:
+        return self._drafter is None and self._samples(request)
+
+    def _samples(self, request: Request) -> bool:
+        """Whether all its tokens can be sampled on the device."""
+        if request.upper_bits:
             return False
         params = request.params
         plain = params.n == 1 and not params.is_beam_search and params.prompt_logprobs is None
@@ -117,26 +137,48 @@ class GpuExecutor(TorchExecutor):
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Start a step, or run it synchronously if some request needs the host."""
+        """Start a step, or run it synchronously if some request needs the host, or a drafter its tokens."""
         self._release()
         self._make_slots(plan)
-        if not all(self.runs_ahead(chunk.sequence.request) for chunk in plan.chunks):
+        for chunk in plan.chunks:
+            for sequence in _sampled(chunk):
+                if sequence.noise is None:  # the same tokens, wherever they are chosen
+                    sequence.noise = PhiloxNoise(sequence_seed(sequence, self._seed), sequence.tokens)
+        if any(chunk.spare or not self._samples(chunk.sequence.request) for chunk in plan.chunks):
             result = self._compute(plan)
             # They may have more blocks by now.
             self._stale.update(self._slots[c.sequence] for c in plan.chunks if c.sequence in self._slots)
+            for sequence in () if result.drafted is None else result.drafted.of:
+                self._forget(sequence)  # the device does not know what it got
             return CompletedStep(result)
         with self._current:
             self._move_blocks(plan)
-            parts = [self._part(chunk) for chunk in plan.chunks]
-            self._layout.fill(parts, self._cache.block_size)
-            count = sum(part.count for part in parts)
-            if self._rotary.by_length:
-                positions = torch.tensor([p for part in parts for p in range(part.start, part.stop)])
-                grows = [(chunk.count, chunk.sequence.request.grows_to) for chunk in plan.chunks]
-                self._rotary.fill(positions, grows)
-            with self._device:
-                found = self._run(self._kind(count, [part.count for part in parts]))
-            return _LaunchedStep(plan, found.sent(plan))
+            if self._drafter is None:
+                return self._start(plan, [()] * len(plan.chunks))
+            begun = time.perf_counter()
+            proposed = self._drafter.propose(plan)
+            drafted = time.perf_counter()
+            drafts = [_chain_of(proposed, chunk) for chunk in plan.chunks]
+            result, verified = self._start(plan, drafts).with_outcomes()
+            seconds = drafted - begun - proposed.preparing, time.perf_counter() - drafted
+            result.drafted = Drafted(verified, *seconds, proposed.prepared, proposed.preparing)
+            return CompletedStep(result)
+
+    def _start(self, plan: StepPlan, drafts: SequenceOf[SequenceOf[int]]) -> _LaunchedStep:
+        """Start a step whose tokens are sampled on the device."""
+        parts = [self._part(chunk, draft) for chunk, draft in zip(plan.chunks, drafts, strict=True)]
+        self._layout.fill(parts, self._cache.block_size)
+        if self._rotary.by_length:
+            positions = torch.tensor([p for part in parts for p in range(part.start, part.stop)])
+            grows = [(p.count, c.sequence.request.grows_to) for p, c in zip(parts, plan.chunks, strict=True)]
+            self._rotary.fill(positions, grows)
+        drafted = sum(map(len, drafts))
+        kind = self._kind(
+            sum(part.count for part in parts), [part.count for part in parts], drafted and len(parts) + drafted
+        )
+        with self._device:
+            found = self._run(kind)
+        return _LaunchedStep(plan, drafts, found.sent(plan, drafts))
 
     def warm_up(self, log: Log) -> None:
         """Compile the kernels and capture the graphs.
@@ -171,18 +213,21 @@ class GpuExecutor(TorchExecutor):
             for sequences in {room.sequences if tokens > _LONG else min(_FEW[-1], room.sequences), room.sequences}
             for too in ((False,) if sequences == 1 else (True,) if tokens > _LONG else (False, True))
         ]
-        return sorted([*singles, *prompts], reverse=True)
+        # Of longer ones lm_head would compute too many rows that nobody wants, or too many kinds were needed.
+        drafts = [kind._replace(drafts=kind.tokens) for kind in prompts if room.drafts and kind.tokens <= _VERIFIED]
+        return sorted([*singles, *prompts, *drafts], reverse=True)
 
-    def _kind(self, tokens: int, counts: list[int]) -> StepKind:
-        """A step's kind: the smallest captured one that fits."""
+    def _kind(self, tokens: int, counts: list[int], wanted: int = 0) -> StepKind:
+        """A step's kind: the smallest captured one that fits. ``wanted`` are the tokens after which one is sampled, if some are drafts."""
         room, sequences = self._layout.room, len(counts)
         if max(counts) == 1:
             sequences = _bucket(sequences, room.sequences)
             return StepKind(sequences, sequences, False, True)
         tokens, few = _bucket(tokens, room.tokens), min(_FEW[-1], room.sequences)
+        drafts = 0 if not wanted else tokens if tokens <= _VERIFIED else _bucket(wanted, room.wanted)
         if tokens > _LONG:
-            return StepKind(tokens, room.sequences, True, room.sequences > 1)
-        return StepKind(tokens, few if sequences <= few else room.sequences, True, min(counts) == 1)
+            return StepKind(tokens, room.sequences, True, room.sequences > 1, drafts)
+        return StepKind(tokens, few if sequences <= few else room.sequences, True, min(counts) == 1, drafts)
 
     def _run(self, kind: StepKind) -> _StepOutputs:
         kept = self._graphs.get(kind)
@@ -203,8 +248,14 @@ class GpuExecutor(TorchExecutor):
         """The whole step, from the device's lists to the sampled tokens, without synchronization."""
         layout, model = self._layout, self._decoder
         tokens, sequences = kind.tokens, kind.sequences
-        positions = layout.part("positions", tokens)
-        ids = self._choices.history[layout.part("owners", tokens), positions]
+        positions, owners = layout.part("positions", tokens), layout.part("owners", tokens)
+        history = self._choices.history
+        ids = history[owners, positions]
+        if kind.drafts:
+            drafts = layout.part("drafts", tokens)
+            ids = torch.where(drafts < 0, ids, drafts)
+            # What is chosen after a draft token depends on it, too; where another one is chosen, that replaces it.
+            history.index_put_((owners, positions), ids)
         work = layout.part("work") if kind.prompts else None
         if work is not None:
             work = work[: tokens // layout.room.tokens_of_tile + sequences]
@@ -217,39 +268,44 @@ class GpuExecutor(TorchExecutor):
         )
         hidden = self._layers.run(model.embed(ids, positions), step, self._cache)
         # Shared by all graphs.
-        logits = model.head(hidden.index_select(0, layout.part("wanted", sequences)), self._logits[:sequences])
-        chosen, logprobs, sound = sample_tokens(
-            logits, layout.part("choosers", sequences), layout.part("lengths", sequences), self._choices
-        )
+        wanted, choosers, lengths = (layout.part(name, kind.wanted) for name in ("wanted", "choosers", "lengths"))
+        logits = model.head(hidden.index_select(0, wanted), self._logits[: kind.wanted])
+        chosen, logprobs, sound = sample_tokens(logits, choosers, lengths, self._choices)
         return _StepOutputs(logits, torch.stack([logprobs, sound.float()]), chosen)
 
     def _release(self) -> None:
         """Free the slots of sequences that ended or were preempted."""
         for sequence, slot in list(self._slots.items()):
             if sequence.finish is not None or sequence.blocks is not self._blocks[slot] or not sequence.blocks:
-                del self._slots[sequence], self._blocks[slot]
-                self._free.append(slot)
+                self._forget(sequence)
 
     def _make_slots(self, plan: StepPlan) -> None:
         """Take slots of paused sequences for those of a step that have none."""
         taken = {chunk.sequence for chunk in plan.chunks}
         # A prompt's other samples get theirs when the first has been sampled.
         wanted = sum(sequence not in self._slots for chunk in plan.chunks for sequence in _sampled(chunk))
-        for sequence, slot in list(self._slots.items()):
+        for sequence in list(self._slots):
             if len(self._free) >= wanted:
                 return
             if sequence not in taken:
-                del self._slots[sequence], self._blocks[slot]
-                self._free.append(slot)
+                self._forget(sequence)
 
-    def _part(self, chunk: Chunk) -> SequenceTokens:
+    def _forget(self, sequence: Sequence) -> None:
+        """Free the slot of a sequence, if it has one."""
+        slot = self._slots.pop(sequence, None)
+        if slot is not None:
+            del self._blocks[slot]
+            self._free.append(slot)
+
+    def _part(self, chunk: Chunk, draft: SequenceOf[int]) -> SequenceTokens:
         sequence = chunk.sequence
         fresh = sequence not in self._slots
         slot = self._slot_of(sequence)
         if slot in self._stale:
             self._stale.discard(slot)
             fresh = True
-        return SequenceTokens(chunk.start, chunk.count, list(sequence.blocks), slot, chunk.is_last, fresh)
+        count = chunk.count + len(draft)
+        return SequenceTokens(chunk.start, count, list(sequence.blocks), slot, chunk.is_last, fresh, draft)
 
     def _slot_of(self, sequence: Sequence) -> int:
         """The sequence's slot on the device, assigned if it has none."""
@@ -291,7 +347,7 @@ class GpuExecutor(TorchExecutor):
         self, there: Tensor, logits: Tensor, stats: LogitStatistics, rows: list[int], sequences: list[Sequence]
     ) -> dict[Sequence, list[Sampled]]:
         """Sample on the device where possible, as in asynchronous steps, so that a seed gives the same tokens in any batch."""
-        here = [i for i, sequence in enumerate(sequences) if not self.runs_ahead(sequence.request)]
+        here = [i for i, sequence in enumerate(sequences) if not self._samples(sequence.request)]
         found = super()._chosen(there, logits, stats, [rows[i] for i in here], [sequences[i] for i in here])
         mine = [i for i in range(len(sequences)) if i not in set(here)]
         if not mine:
@@ -316,8 +372,8 @@ class _StepOutputs:
     """A step's outputs on the device.
 
     Attributes:
-        logits: ``[sequences, vocabulary]``.
-        scores: float32 ``[2, sequences]``: the tokens' log probabilities, and whether logits were finite.
+        logits: ``[wanted, vocabulary]``.
+        scores: float32 ``[2, wanted]``: the tokens' log probabilities, and whether logits were finite.
         chosen: int32, the tokens themselves.
     """
 
@@ -325,13 +381,18 @@ class _StepOutputs:
     scores: Tensor
     chosen: Tensor
 
-    def sent(self, plan: StepPlan) -> _Sent:
+    def sent(self, plan: StepPlan, drafts: SequenceOf[SequenceOf[int]]) -> _Sent:
         """Start the copy to the host."""
-        asked = ((i, chunk.sequence.request.params.logprobs) for i, chunk in enumerate(plan.chunks) if chunk.is_last)
-        wanting = {i: count for i, count in asked if count is not None}
+        wanting: dict[int, int] = {}
+        row = 0
+        for chunk, draft in zip(plan.chunks, drafts, strict=True):
+            rows = range(row, row := row + 1 + len(draft))
+            count = chunk.sequence.request.params.logprobs
+            if chunk.is_last and count is not None:
+                wanting |= dict.fromkeys(rows, count)
         best = None
         if wanting:
-            values, tokens = self.logits[: len(plan.chunks)].log_softmax(-1).topk(max(1, *wanting.values()))
+            values, tokens = self.logits[:row].log_softmax(-1).topk(max(1, *wanting.values()))
             best = (_host(values), _host(tokens))
         sent = _Sent(_host(self.scores), _host(self.chosen), wanting, best, None)
         if self.scores.device.type != "cuda":
@@ -359,30 +420,56 @@ def _host(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _LaunchedStep:
-    """A running step."""
+    """A running step.
+
+    Attributes:
+        drafts: a chain for each chunk, empty for most.
+    """
 
     plan: StepPlan
+    drafts: SequenceOf[SequenceOf[int]]
     sent: _Sent
     completed: bool = False
 
     def collect(self) -> StepResult:
         """Its results; waits for the device."""
+        return self.with_outcomes()[0]
+
+    def with_outcomes(self) -> tuple[StepResult, dict[Sequence, DraftOutcome]]:
+        """The same, and what became of its drafts."""
         if self.sent.event is not None:
             self.sent.event.synchronize()
         logprobs, sound = self.sent.scores.tolist()
         tokens = self.sent.chosen.tolist()
-        result = StepResult()
-        for i, chunk in enumerate(self.plan.chunks):
-            if not sound[i] and chunk.is_last:
+        result, outcomes = StepResult(), {}
+        row = 0
+        for chunk, draft in zip(self.plan.chunks, self.drafts, strict=True):
+            rows = range(row, row := row + 1 + len(draft))
+            if not sound[rows.start] and chunk.is_last:
                 result.broken.append(chunk.sequence)
             elif chunk.is_last:
-                top = None
-                if i in self.sent.wanting and self.sent.best is not None:
-                    values, best = (part[i, : self.sent.wanting[i]].tolist() for part in self.sent.best)
-                    top = dict(zip(best, values, strict=True))
-                    top.setdefault(tokens[i], logprobs[i])
-                result.tokens[chunk.sequence] = [Sampled(tokens[i], logprobs[i], top)]
-        return result
+                mine = slice(rows.start, rows.stop)
+                found = VerifiedChain.of(draft, tokens[mine], sound[mine])
+                result.tokens[chunk.sequence] = [
+                    Sampled(tokens[i], logprobs[i], self._top(i, tokens[i], logprobs[i])) for i in rows[: found.count]
+                ]
+                if draft:
+                    outcomes[chunk.sequence] = found.outcome
+        return result, outcomes
+
+    def _top(self, row: int, token: int, logprob: float) -> TokenLogprobs | None:
+        """The most likely tokens at a row, if they are asked for."""
+        if row not in self.sent.wanting or self.sent.best is None:
+            return None
+        values, best = (part[row, : self.sent.wanting[row]].tolist() for part in self.sent.best)
+        top = dict(zip(best, values, strict=True))
+        top.setdefault(token, logprob)
+        return top
+
+
+def _chain_of(proposed: Drafts, chunk: Chunk) -> list[int]:
+    tree = proposed.of.get(chunk.sequence)
+    return [] if tree is None else tree.chain
 
 
 class _RotaryBuffers:

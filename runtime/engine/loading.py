@@ -168,9 +168,11 @@ def _operators(
 ) -> Operators:
     if device.type != "cpu":
         from ..gpu import GpuOperators
+        from ..gpu.nested import NestedGpuOperators
 
         try:
-            return GpuOperators(dtype, device, config.fusions)
+            kind = NestedGpuOperators if config.drafter == NESTED else GpuOperators
+            return kind(dtype, device, config.fusions)
         except ValueError as error:
             log(f"{error}; using torch's operators instead")
             return Operators(dtype, device)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from copy import copy
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -193,8 +194,8 @@ class PackedLinear:
         gated = _gate_explanation(weight.gate)
         many = f"; from {tiles.restore_rows} rows on restored, then F.linear" if tiles.restore_rows else ""
         name = str(dtype).removeprefix("torch.")
-        sparse = ", 2:4 sparse" if weight.form == "sparse4" else ""
-        self.kernel = f"Triton linear_codes, {matrix.format} weights{sparse}, {name} inputs{rounding_explanation(matrix.inputs)}{gated}"
+        kind = {"sparse4": ", 2:4 sparse", "nested8": " in two planes"}.get(weight.form, "")
+        self.kernel = f"Triton linear_codes, {matrix.format} weights{kind}, {name} inputs{rounding_explanation(matrix.inputs)}{gated}"
         self._explanation = f"{self.kernel}{many} (tiles for {tiles.description})"
 
     def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
@@ -237,6 +238,19 @@ class PackedLinear:
     def routed(self, x: Tensor, tile: Tile, routing: Routing) -> Tensor:
         """Each row times its expert's weight."""
         return linear_codes.linear_codes(self._rounding(x), self.weight, tile, routing=routing)
+
+    def upper(self) -> Self | None:
+        """The linear of the upper four of 8 bits, in the same memory; None if they are not a plane of their own."""
+        if self.weight.form != "nested8":
+            return None
+        found = copy(self)
+        found.weight, found._by_rows = self.weight.upper(), {}
+        found.nbytes = found.weight.nbytes
+        found.kernel, found._explanation = (
+            text.replace(" weights in two planes", " weights' upper 4 bits")
+            for text in (self.kernel, self._explanation)
+        )
+        return found
 
     def _restored(self, x: Tensor, residual: Tensor | None) -> Tensor:
         weight = restore_codes(self.weight, self._dtype)
@@ -334,7 +348,14 @@ def _gate_explanation(gate: str) -> str:
 
 
 def on_kernels(
-    matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, device: torch.device, tiles: Tiles, gate: str = "none"
+    matrix: Matrix,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    tiles: Tiles,
+    gate: str = "none",
+    *,
+    planes: bool = False,
 ) -> PackedLinear | BytesLinear | None:
     """A linear on the kernels, or None if no kernel supports it.
 
@@ -345,6 +366,7 @@ def on_kernels(
         device: where it is computed.
         tiles: of the device.
         gate: the activation of a gate whose rows come first; returns None where that cannot be fused.
+        planes: whether codes of 8 bits are kept in two planes, of which :meth:`PackedLinear.upper` reads one.
     """
     if dtype not in HALVES or (is_gated(gate) and matrix.shape[0] % 16):
         return None
@@ -354,7 +376,7 @@ def on_kernels(
     eight = _bytes_weight(matrix, bias, device, tiles, gate)
     if eight is not None:
         return BytesLinear(eight, matrix, tiles)
-    codes = _codes_weight(matrix, bias, dtype, device, gate)
+    codes = _codes_weight(matrix, bias, dtype, device, gate, planes)
     return None if codes is None else PackedLinear(codes, matrix, dtype, tiles)
 
 
@@ -388,7 +410,7 @@ def _bytes_weight(
 
 
 def _codes_weight(
-    matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, device: torch.device, gate: str
+    matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, device: torch.device, gate: str, planes: bool
 ) -> CodesWeight | None:
     """For weights that are multiplied by 16-bit inputs."""
     if matrix.floats is not None:
@@ -400,6 +422,8 @@ def _codes_weight(
     codes = matrix.values.to(device)
     if form == "int4" and zero is None and (scale.shape[1] == 1 or matrix.group % 64 == 0) and is_two_of_four(codes):
         form = "sparse4"
+    if planes and matrix.bits == 8 and zero is None and matrix.inputs is None:
+        form = "nested8"
     if scale.shape[1] == 1 and zero is None:
         return prepare_codes(codes, form, row_scale=scale.to(device), bias=bias, gate=gate)
     if kernel_group(matrix.group) is None or (zero is not None and scale.dtype not in HALVES):

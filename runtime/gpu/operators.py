@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ class GpuOperators(Operators):
     def gated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
         if activation not in GATES or not self._fusions.activation:
             return None
-        found = on_kernels(matrix, bias, self.dtype, self.device, self._tiles, GATES[activation])
+        found = self._on_kernels(matrix, bias, GATES[activation])
         if found is None and matrix.is_plain and matrix.shape[0] % 16 == 0 and self.dtype in HALVES:
             return self._linear(matrix, bias, GATES[activation])
         return found
@@ -64,8 +65,11 @@ class GpuOperators(Operators):
         return self._linear(matrix, bias, f"alone_{ALONE[activation]}")
 
     def _linear(self, matrix: Matrix, bias: Tensor | None, gate: str) -> _GpuLinear:
-        found = on_kernels(matrix, bias, self.dtype, self.device, self._tiles, gate)
+        found = self._on_kernels(matrix, bias, gate)
         return found or DenseGpuLinear(matrix, bias, self.dtype, self.device, self._tiles, gate)
+
+    def _on_kernels(self, matrix: Matrix, bias: Tensor | None, gate: str) -> PackedLinear | BytesLinear | None:
+        return on_kernels(matrix, bias, self.dtype, self.device, self._tiles, gate)
 
     def rms_norm(self, weight: Tensor, eps: float, rounds_first: bool) -> Rowwise:
         plain = super().rms_norm(weight, eps, rounds_first)
@@ -112,7 +116,7 @@ class GpuOperators(Operators):
             return None
         inner = self._grouped(gate_up, GATES[activation])
         outer = None if inner is None else self._grouped(down, "none")
-        return None if inner is None or outer is None else _GpuExperts(inner, outer)
+        return None if inner is None or outer is None else GpuExperts(inner, outer)
 
     def _grouped(self, matrices: Sequence[Matrix], gate: str) -> _Grouped | None:
         """None if some must be computed separately, or not all are alike."""
@@ -137,6 +141,16 @@ class _Grouped:
         # From here on all experts' weights are in one copy; the first one's tiles are used.
         self._all = parts[0]
         self._all.join([part.weight for part in parts])
+
+    def upper(self) -> _Grouped | None:
+        """That of the upper four of 8 bits; None if they are not a plane of their own."""
+        all_upper = self._all.upper() if isinstance(self._all, PackedLinear) else None
+        if all_upper is None:
+            return None
+        found = copy(self)
+        found._all = all_upper
+        found.parts = [_Expert(part.numel, all_upper.nbytes, part.columns, all_upper.kernel) for part in self.parts]
+        return found
 
     def __call__(self, x: Tensor, chosen: Tensor, *, by_slot: bool, shares: Tensor | None = None) -> Tensor:
         """``x`` of each token, or of each slot, by each slot's expert."""
@@ -164,7 +178,7 @@ class _Expert:
         return self._explanation
 
 
-class _GpuExperts:
+class GpuExperts:
     """Feed-forward parts of all experts in two launches."""
 
     def __init__(self, gate_up: _Grouped, down: _Grouped) -> None:
@@ -174,6 +188,13 @@ class _GpuExperts:
         inner = self._gate_up(hidden.contiguous(), chosen, by_slot=False)
         outer = self._down(inner, chosen, by_slot=True, shares=shares)
         return outer.view(*chosen.shape, outer.shape[-1]).sum(1)
+
+    def upper(self) -> GpuExperts | None:
+        """Those of the upper four of 8 bits; None if they are not a plane of their own."""
+        inner, outer = self._gate_up.upper(), self._down.upper()
+        if inner is None and outer is None:
+            return None
+        return GpuExperts(inner or self._gate_up, outer or self._down)
 
     def linears(self) -> dict[str, Linear]:
         parts = zip(self._gate_up.parts, self._down.parts, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,12 +21,19 @@ class Room:
         tokens, sequences: of a step.
         blocks: of a sequence.
         tokens_of_tile: tokens per attention tile.
+        drafts: whether sequences may have draft tokens, after each of which one is sampled.
     """
 
     tokens: int
     sequences: int
     blocks: int
     tokens_of_tile: int
+    drafts: bool = False
+
+    @property
+    def wanted(self) -> int:
+        """Tokens after which one is sampled."""
+        return self.tokens if self.drafts else self.sequences
 
     @property
     def tiles(self) -> int:
@@ -35,7 +43,7 @@ class Room:
 
 @dataclass(frozen=True)
 class SequenceTokens:
-    """Consecutive tokens of one sequence, already on the device.
+    """Consecutive tokens of one sequence, all but drafts already on the device.
 
     Attributes:
         start, count: their positions.
@@ -43,6 +51,7 @@ class SequenceTokens:
         slot: of the sequence on the device.
         chooses: whether they reach the sequence's end, so that its next token is sampled.
         fresh: whether its blocks differ from the slot's previous ones.
+        drafts: the last of them that may come next, and are not yet on the device.
     """
 
     start: int
@@ -51,6 +60,7 @@ class SequenceTokens:
     slot: int
     chooses: bool
     fresh: bool
+    drafts: SequenceOf[int] = ()
 
     @property
     def stop(self) -> int:
@@ -69,8 +79,9 @@ class TableLayout:
         positions, owners, slots: of each token: its position, its sequence's slot and its place in the cache.
         rows, counts, stops, tables: see :class:`Runs`.
         work: tiles of attention.
-        wanted: int32, the token after which each sequence's next one is sampled.
+        wanted: int32, the tokens after which one is sampled: the last of each sequence, and those before its draft tokens.
         choosers, lengths: the slot that each wanted token's sequence has, and its tokens so far; -1 for none.
+        drafts: of each token: which one it is, if it is not yet on the device; otherwise -1. Only if there is room for any.
     """
 
     def __init__(self, room: Room, device: torch.device) -> None:
@@ -82,11 +93,13 @@ class TableLayout:
             "rows": room.sequences,
             "counts": room.sequences,
             "stops": room.sequences,
-            "wanted": room.sequences,
-            "choosers": room.sequences,
-            "lengths": room.sequences,
+            "wanted": room.wanted,
+            "choosers": room.wanted,
+            "lengths": room.wanted,
             "work": 2 * room.tiles,
         }
+        if room.drafts:
+            sizes["drafts"] = room.tokens
         self._pinned = device.type == "cuda"
         self._places: dict[str, slice] = {}
         first = 0
@@ -138,14 +151,17 @@ class TableLayout:
             row += part.count
             lists["counts"].append(part.count)
             lists["stops"].append(part.stop)
-            lists["wanted"].append(row - 1)
-            lists["choosers"].append(part.slot if part.chooses else -1)
-            lists["lengths"].append(part.stop)
+            for before in range(len(part.drafts), -1, -1):
+                lists["wanted"].append(row - 1 - before)
+                lists["choosers"].append(part.slot if part.chooses else -1)
+                lists["lengths"].append(part.stop - before)
+            if self.room.drafts:
+                lists["drafts"] += [-1] * (part.count - len(part.drafts)) + list(part.drafts)
             # Table entries before a part's tokens are unchanged.
             first, last = 0 if part.fresh else part.start // block_size, -(-part.stop // block_size)
             self._known[part.slot, first:last] = blocks[first:last]
             tables[i, :last] = self._known[part.slot, :last]
-        nothing = {"slots": -1, "choosers": -1, "work": -1}
+        nothing = {"slots": -1, "choosers": -1, "work": -1, "drafts": -1}
         work = work_of(lists["counts"], lists["stops"], self.room.tokens_of_tile)
         for name, values in {**lists, "work": [number for tile in work for number in tile]}.items():
             place = host[self._places[name]]

@@ -8,6 +8,7 @@ from types import ModuleType
 from torch import Tensor
 
 from ..decoder.linears.linear import Linear
+from ..decoder.operators import Operators
 from ..weights.matrix import Matrix
 from .linears import CodesLinear
 from .operators import NativeOperators
@@ -35,17 +36,13 @@ class NestedOperators(NativeOperators):
         self._made.append(found)
         return found
 
-    @property
-    def nests(self) -> bool:
-        """Whether any linear has two planes."""
-        return any(isinstance(each, CodesLinear) and each.upper() is not None for each in self._made)
-
-    def upper(self) -> NativeOperators:
-        """Operators for a second model of the same checkpoint, whose linears are those of the first one's upper planes."""
-        return UpperOperators(self._kernels, self._exact, iter(self._made))
+    def upper(self) -> Operators | None:
+        if not any(isinstance(each, CodesLinear) and each.upper() is not None for each in self._made):
+            return None
+        return _UpperOperators(self._kernels, self._exact, iter(self._made))
 
 
-class UpperOperators(NativeOperators):
+class _UpperOperators(NativeOperators):
     """Linears that were made already, in the same order."""
 
     def __init__(self, kernels: ModuleType, exact: bool, made: Iterator[Linear]) -> None:

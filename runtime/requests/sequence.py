@@ -11,7 +11,7 @@ from .constraint import Matcher
 from .params import SamplingParams
 
 if TYPE_CHECKING:
-    from .noise import TokenNoise
+    from .noise import Noise
     from .text_stream import TextStream
 
 TokenLogprobs = dict[int, float]
@@ -80,7 +80,7 @@ class Sequence:
         self.logprobs: list[TokenLogprobs] = []
         self.score = 0.0
         self.candidates: list[BeamCandidate] | None = None
-        self.noise: TokenNoise | None = None
+        self.noise: Noise | None = None
         self.text: TextStream | None = None
         constraint = request.params.constraint
         self.matcher: Matcher | None = None if constraint is None else constraint.start()

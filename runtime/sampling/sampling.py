@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..decoder.logit_statistics import LogitStatistics
-from ..requests.noise import TokenNoise
+from ..requests.noise import Noise, TokenNoise
 from ..requests.params import SamplingParams
 from ..requests.sequence import Sequence, TokenLogprobs
 
@@ -134,7 +134,7 @@ def sequence_seed(sequence: Sequence, seed: int) -> int:
     return (own + _SEED_STEP * sequence.index) % 2**63
 
 
-def noise_of(sequence: Sequence, seed: int) -> TokenNoise:
+def noise_of(sequence: Sequence, seed: int) -> Noise:
     """The noise that a sequence's tokens are chosen with; ``seed`` is the engine's, for requests without one."""
     if sequence.noise is None:
         sequence.noise = TokenNoise(sequence_seed(sequence, seed))

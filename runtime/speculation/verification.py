@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from ..decoder.logit_statistics import LogitStatistics
 from ..requests.sequence import Sequence
 from ..sampling.sampling import Sampled, sampled, trying
+from .counts import DraftOutcome
 from .tree import TokenTree
 
 
@@ -25,6 +27,35 @@ class Verified:
     tokens: list[Sampled]
     last: int
     reached: int
+
+
+@dataclass(frozen=True)
+class VerifiedChain:
+    """What a chain led to whose next tokens were chosen already.
+
+    Attributes:
+        count: how many of these are the sequence's: all but the last are the chain's.
+        outcome: of the draft.
+    """
+
+    count: int
+    outcome: DraftOutcome
+
+    @classmethod
+    def of(cls, chain: SequenceOf[int], chosen: SequenceOf[int], sound: SequenceOf[object]) -> VerifiedChain:
+        """Compare a chain with what was chosen.
+
+        Args:
+            chain: tokens that might come next.
+            chosen: what was chosen before each of them, and after the last.
+            sound: whether the logits that it was chosen from are finite; the first ones are.
+        """
+        right = 0
+        while right < len(chain) and sound[right] and chosen[right] == chain[right]:
+            right += 1
+        # What the next step says of logits that are not sound counts.
+        count = right + bool(sound[right])
+        return cls(count, DraftOutcome.of(TokenTree(list(chain)), right, cut=not sound[right]))
 
 
 def verify(

@@ -18,7 +18,7 @@ class CodesWeight(Weight):
 
     Attributes:
         form: which of :data:`FORMATS`.
-        codes, more: fragments; ``more`` is the second plane of formats that have two.
+        codes, more: fragments; ``more`` is the second plane of formats that have two, of ``nested8`` that of the lower bits.
         kind, group, scale_type: of the group scales; kind ``none`` if there are none.
         scales: their words.
         row_scales: float32, one for each row; None if there are none.
@@ -38,6 +38,11 @@ class CodesWeight(Weight):
     bias: Tensor | None
     gate: str
     experts: int
+
+    def upper(self) -> CodesWeight:
+        """The upper four bits of ``nested8``, in the same memory, each as the middle of the codes that begin with them."""
+        assert self.form == "nested8"
+        return replace(self, form="upper4", more=None)
 
 
 def prepare(

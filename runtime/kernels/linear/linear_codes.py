@@ -1,4 +1,4 @@
-"""Linears whose weights are packed codes: W2/W3/W4/W8A16, FP8 and FP4 weights, 2:4 sparse W4A16; plain or by expert.
+"""Linears whose weights are packed codes: W2/W3/W4/W8A16, FP8 and FP4 weights, 2:4 sparse W4A16, the planes of W4in8; plain or by expert.
 
 The weights are the left operand of the product and are loaded straight into the registers that tensor
 cores read; a step's few rows are the narrow right operand. Programs split the columns (split-K), and the
@@ -86,6 +86,12 @@ def pieces_of(
         return unpack.float4(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
     elif FORMAT == "int2":
         return unpack.int2(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
+    elif FORMAT == "upper4":
+        return unpack.upper4(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
+    elif FORMAT == "nested8":
+        upper = _words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES)
+        lower = _words(more, (block * rows + n0) * 16, BN, ONCE, SLICES)
+        return unpack.nested8(upper, lower, HALF, ASM)
     else:
         first = _words(codes, (2 * block * rows + n0) * 16, BN, ONCE, SLICES)
         second = _words(codes, ((2 * block + 1) * rows + n0) * 16, BN, ONCE, SLICES)
@@ -184,7 +190,8 @@ def _linear_codes(
     place = pm * BM + tl.arange(0, BM)
     if PDL and not GROUPED:
         # Which weights an expert's program reads, an earlier launch says.
-        OF_BLOCK: tl.constexpr = 1 if FORMAT == "int4" or FORMAT == "float4" or FORMAT == "int2" else 2
+        TWICE: tl.constexpr = FORMAT == "int8" or FORMAT == "float8" or FORMAT == "int3" or FORMAT == "sparse4"
+        OF_BLOCK: tl.constexpr = 2 if TWICE else 1
         PLANES: tl.constexpr = OF_BLOCK * SLICES * STEP // BLOCK
         mine = tl.cdiv(tl.cdiv(K, STEP * SLICES), split)
         end = tl.minimum(part_id * mine + mine, tl.cdiv(K, STEP * SLICES)) * PLANES - 1
@@ -452,12 +459,12 @@ class CodesCase:
         if self.form == "float8":
             values = torch.randn(shape, generator=draw, device=draw.device).mul(3).to(torch.float8_e4m3fn)
             return values.view(torch.uint8), values
-        bits = 4 if self.form == "sparse4" else FORMATS[self.form].bits
+        bits = {"sparse4": 4, "upper4": 8}.get(self.form, FORMATS[self.form].bits)
         codes = torch.randint(-(1 << (bits - 1)), 1 << (bits - 1), shape, generator=draw, device=draw.device)
         if self.form == "sparse4":
             kept = torch.rand(self.outputs, self.columns // 4, 4, generator=draw, device=draw.device).argsort(-1) < 2
             codes = codes * kept.view(shape)
-        return codes, codes
+        return codes, (codes >> 4) * 16 + 8 if self.form == "upper4" else codes
 
     def weight(self, draw: torch.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments of :func:`prepare` and of :func:`reference`."""
@@ -560,7 +567,7 @@ class CodesCase:
         return launch(x, weight, tile, out, Workspace(meta), residual=residual, routing=routing)
 
     def build(self) -> Build:
-        planes = ("codes", "more") if self.form in ("int3", "sparse4") else ("codes",)
+        planes = ("codes", "more") if self.form in ("int3", "sparse4", "nested8") else ("codes",)
         return Build(self.name, self.launch, matrix=True, streamed=planes, wide=self.rows >= 64)
 
 
@@ -613,6 +620,16 @@ _SMALL = [
     CodesCase("float4", 5, 72, 320, 32, _B, scale="e8m0", tile=_DECODE),
     CodesCase("float4", 18, 64, 256, 16, _B, scale="e4m3", tile=_PREFILL),
     CodesCase("float4", 4, 64, 256, 32, scale="e8m0", experts=3, tile=_DECODE),
+    CodesCase("nested8", 5, 64, 512, 128, tile=_DECODE),
+    CodesCase("nested8", 5, 72, 320, 0, _B, tile=_DECODE),
+    CodesCase("nested8", 33, 64, 320, 32, _B, tile=_PREFILL),
+    CodesCase("nested8", 3, 96, 512, 128, gate="silu", bias=True, residual=True, tile=_DECODE),
+    CodesCase("nested8", 5, 64, 256, 64, experts=3, tile=_DECODE),
+    CodesCase("upper4", 5, 64, 512, 128, tile=_DECODE),
+    CodesCase("upper4", 5, 72, 320, 0, _B, tile=_DECODE),
+    CodesCase("upper4", 33, 64, 320, 32, _B, tile=_PREFILL),
+    CodesCase("upper4", 3, 96, 512, 128, scale="full", gate="silu", bias=True, residual=True, tile=_DECODE),
+    CodesCase("upper4", 5, 64, 256, 64, experts=3, tile=_DECODE),
     CodesCase("sparse4", 5, 64, 512, 128, tile=_DECODE),
     CodesCase("sparse4", 3, 72, 320, 64, _B, tile=_DECODE),
     CodesCase("sparse4", 18, 64, 512, 0, tile=replace(_PREFILL, step=256)),
@@ -624,6 +641,8 @@ _SMALL = [
     CodesCase("int4", 5, 80, 1024, 0, tile=replace(_SLICED, outputs=32, slices=2, warps=2)),
     CodesCase("int4", 5, 64, 512, 128, experts=3, tile=replace(_SLICED, step=128)),
     CodesCase("int8", 3, 64, 1024, 128, tile=_SLICED),
+    CodesCase("nested8", 3, 64, 1024, 128, tile=_SLICED),
+    CodesCase("upper4", 3, 64, 1024, 128, _B, tile=_SLICED),
     CodesCase("int3", 3, 64, 1024, 64, tile=_SLICED),
     CodesCase("int2", 3, 64, 1024, 128, zero=True, tile=_SLICED),
     CodesCase("float4", 3, 64, 512, 16, scale="e4m3", tile=replace(_SLICED, step=128)),
@@ -641,7 +660,7 @@ _LARGE = [
     ),
     *(
         CodesCase(form, rows, 4096, 14336, 128, _B)
-        for form in ("int2", "int3", "int8", "sparse4")
+        for form in ("int2", "int3", "int8", "nested8", "upper4", "sparse4")
         for rows in (1, 16, 300)
     ),
     *(CodesCase("float4", rows, 4096, 14336, 16, _B, scale="e4m3") for rows in (1, 300)),
@@ -659,7 +678,7 @@ _BUILDS = [
     CodesCase("int4", 1, 4096, 4096, 128, _B, zero=True),
     CodesCase("int4", 1, 28672, 4096, 128, _B, gate="silu", bias=True, residual=True),
     CodesCase("int4", 8, 2048, 4096, 128, _B, gate="silu", experts=8),
-    *(CodesCase(form, 1, 4096, 4096, 128, _B) for form in ("int2", "int3", "int8", "sparse4")),
+    *(CodesCase(form, 1, 4096, 4096, 128, _B) for form in ("int2", "int3", "int8", "nested8", "upper4", "sparse4")),
     CodesCase("sparse4", 512, 4096, 4096, 128, _B),
     *(CodesCase("float4", rows, 4096, 4096, 16, _B, scale="e4m3") for rows in (1, 512)),
     CodesCase("float4", 1, 4096, 4096, 32, _B, scale="e8m0"),
@@ -678,7 +697,7 @@ _RARE_BUILDS = [
     CodesCase("int8", 1024, 4096, 4096, 128, _B, zero=True),
     CodesCase("int4", 512, 4096, 4096, 128, _B, zero=True),
     CodesCase("int4", 1, 4096, 4096, 64, _B),
-    *(CodesCase(form, 512, 4096, 4096, 128, _B) for form in ("int2", "int3", "int8")),
+    *(CodesCase(form, 512, 4096, 4096, 128, _B) for form in ("int2", "int3", "int8", "nested8", "upper4")),
     CodesCase("float8", 512, 4096, 4096, 0, _B),
     CodesCase("float8", 1, 4096, 4096, 128, _B, scale="full"),
 ]

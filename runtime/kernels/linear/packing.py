@@ -44,6 +44,9 @@ FORMATS = {
         Format("float4", 4, 64),
         Format("float8", 8, 64),
         Format("sparse4", 3, 256),
+        # Codes of 8 bits whose upper and lower halves are two planes; and of those the upper one.
+        Format("nested8", 8, 64),
+        Format("upper4", 4, 64),
     )
 }
 
@@ -52,8 +55,8 @@ def pack(codes: Tensor, form: str) -> list[Tensor]:
     """Codes ``[rows, columns]`` as int16 fragments.
 
     Args:
-        codes: signed integers for int formats and ``sparse4`` (where two of each four are zero); the bits
-            of each value for float formats.
+        codes: signed integers for int formats, ``nested8``, ``upper4`` (of 8 bits, too) and ``sparse4`` (where two of each
+            four are zero); the bits of each value for float formats.
         form: one of :data:`FORMATS`.
 
     Returns:
@@ -67,6 +70,10 @@ def pack(codes: Tensor, form: str) -> list[Tensor]:
     if form == "sparse4":
         values, places = _two_of_four(full)
         return [_fragments(values), _fragments(places)]
+    if form in ("nested8", "upper4"):
+        unsigned = full + 128
+        planes = [unsigned >> 4, unsigned & 15] if form == "nested8" else [unsigned >> 4]
+        return [_fragments(_words(plane, 4)) for plane in planes]
     if form == "float4":
         return [_fragments(_small_floats(full))]
     bits = FORMATS[form].bits

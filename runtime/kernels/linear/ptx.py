@@ -110,6 +110,25 @@ def integers(bits: int, half: Half) -> str:
     return write.text()
 
 
+def nested(half: Half) -> str:
+    """Four codes of 8 bits, stored with 128 added: their upper four bits in one word, their lower ones in another."""
+    write = _Writer(half)
+    for i in range(4):
+        upper = _integer(write, "$4", None, 4, 4 * i, "@")
+        write.fma(upper, 16.0, _integer(write, "$5", None, 4, 4 * i, "@", offset=0), f"${i}")
+    return write.text()
+
+
+def upper(half: Half) -> str:
+    """Of the same four codes, what is in the middle of all that share the upper four bits: 16 times those, and 8."""
+    write = _Writer(half)
+    for i in range(4):
+        # Twice the bits and one, so that the half in the middle is a whole number.
+        found = write.pick(write.shift("$4", 4 * i - 1), 15 << 1, half.bits(half.units + 1))
+        write.fma(found, 8.0, -8.0 * (half.units + 16), f"${i}")
+    return write.text()
+
+
 def three_bits(half: Half, second: bool) -> str:
     """Codes of 3 bits: eight pairs of low bits in one word, the high bits in another.
 

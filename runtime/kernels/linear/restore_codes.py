@@ -151,6 +151,8 @@ _SMALL = [
     CodesCase("int3", 1, 72, 320, 64, _F),
     CodesCase("int2", 1, 64, 256, 32, _F),
     CodesCase("int8", 1, 64, 320, 0, _B),
+    CodesCase("nested8", 1, 64, 320, 0, _B),
+    CodesCase("upper4", 1, 64, 320, 64, _B),
     CodesCase("float8", 1, 64, 256, 128, _F, scale="full"),
     CodesCase("float4", 1, 64, 256, 16, _B, scale="e4m3"),
     CodesCase("float4", 1, 64, 256, 32, _F, scale="e8m0"),
@@ -159,5 +161,5 @@ _SMALL = [
 KERNEL = Kernel(
     "restore_codes",
     [*(_case(case) for case in _SMALL), _case(CodesCase("int4", 1, 4096, 14336, 128, _B), large=True)],
-    [_build(replace(_SMALL[1], outputs=4096, columns=4096)), _build(replace(_SMALL[6], outputs=4096, columns=4096))],
+    [_build(replace(_SMALL[1], outputs=4096, columns=4096)), _build(replace(_SMALL[8], outputs=4096, columns=4096))],
 )

@@ -18,6 +18,8 @@ _F, _B = ptx.FLOAT16, ptx.BFLOAT16
 _INT2_F, _INT2_B = tl.constexpr(ptx.integers(2, _F)), tl.constexpr(ptx.integers(2, _B))
 _INT4_F, _INT4_B = tl.constexpr(ptx.integers(4, _F)), tl.constexpr(ptx.integers(4, _B))
 _INT8_F, _INT8_B = tl.constexpr(ptx.integers(8, _F)), tl.constexpr(ptx.integers(8, _B))
+_NESTED_F, _NESTED_B = tl.constexpr(ptx.nested(_F)), tl.constexpr(ptx.nested(_B))
+_UPPER_F, _UPPER_B = tl.constexpr(ptx.upper(_F)), tl.constexpr(ptx.upper(_B))
 _INT3_F, _INT3_B = tl.constexpr(ptx.three_bits(_F, False)), tl.constexpr(ptx.three_bits(_B, False))
 _INT3_F2, _INT3_B2 = tl.constexpr(ptx.three_bits(_F, True)), tl.constexpr(ptx.three_bits(_B, True))
 _FLOAT4_F, _FLOAT4_B = tl.constexpr(ptx.floats4(_F)), tl.constexpr(ptx.floats4(_B))
@@ -155,6 +157,41 @@ def int8(words, HALF: tl.constexpr, ASM: tl.constexpr):
         types: tl.constexpr = _TWO_B if HALF == tl.bfloat16 else _TWO_F
         return tl.inline_asm_elementwise(code, "=&r,=&r,r", [words], dtype=types, is_pure=True, pack=2)
     return _whole(words, 0, 8, HALF), _whole(words, 8, 8, HALF)
+
+
+@triton.jit
+def _of_planes(upper, lower, place: tl.constexpr, HALF: tl.constexpr):
+    return ((_field(upper, place, 4) << 4 | _field(lower, place, 4)) - 128).to(tl.float32).to(HALF)
+
+
+@triton.jit
+def nested8(upper, lower, HALF: tl.constexpr, ASM: tl.constexpr):
+    """Four codes of 8 bits, whose halves are in two words."""
+    if ASM:
+        code: tl.constexpr = _NESTED_B if HALF == tl.bfloat16 else _NESTED_F
+        types: tl.constexpr = _FOUR_B if HALF == tl.bfloat16 else _FOUR_F
+        return tl.inline_asm_elementwise(code, "=&r,=&r,=&r,=&r,r,r", [upper, lower], dtype=types, is_pure=True, pack=2)
+    return (
+        _of_planes(upper, lower, 0, HALF),
+        _of_planes(upper, lower, 4, HALF),
+        _of_planes(upper, lower, 8, HALF),
+        _of_planes(upper, lower, 12, HALF),
+    )
+
+
+@triton.jit
+def _middle(words, place: tl.constexpr, HALF: tl.constexpr):
+    return (_field(words, place, 4) * 16 - 120).to(tl.float32).to(HALF)
+
+
+@triton.jit
+def upper4(words, HALF: tl.constexpr, ASM: tl.constexpr):
+    """For each of four codes the middle of all that share its upper four bits."""
+    if ASM:
+        code: tl.constexpr = _UPPER_B if HALF == tl.bfloat16 else _UPPER_F
+        types: tl.constexpr = _FOUR_B if HALF == tl.bfloat16 else _FOUR_F
+        return tl.inline_asm_elementwise(code, "=&r,=&r,=&r,=&r,r", [words], dtype=types, is_pure=True, pack=2)
+    return _middle(words, 0, HALF), _middle(words, 4, HALF), _middle(words, 8, HALF), _middle(words, 12, HALF)
 
 
 @triton.jit

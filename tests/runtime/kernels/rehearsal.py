@@ -38,6 +38,12 @@ from .mock_driver import MockDriver
 
 TARGET = TARGETS["sm_90"]
 _TOKEN = 7  # what is "chosen"
+_DRAFTERS: list[dict[str, Any]] = [
+    {"drafter": "lookup", "draft_tokens": 3},
+    {"drafter": "early-exit:1"},
+    {"drafter": "nested", "draft_tokens": 2},
+    {"drafter": "nested", "draft_tokens": 2, "draft_branches": 2, "upper_bits_at": 1},
+]
 _MODELS = [(name, scheme) for name in ("llama", "qwen3") for scheme in ("", "W4A16", "W8A8", "FP8_DYNAMIC")]
 
 
@@ -101,6 +107,21 @@ def rehearse_steps(driver: MockDriver, models: Sequence[tuple[str, str]], folder
     return failures
 
 
+def _rehearse_drafts(folder: Path, drafters: Sequence[dict[str, Any]]) -> list[str]:
+    """Engines with drafters; trees and the upper bits' answers are computed and chosen as the host asks for."""
+    path = _model("llama", "W4in8", folder / "drafts")
+    failures = []
+    for options in drafters:
+        # Those whose tokens the host chooses get what it makes of logits without values.
+        choosing = "draft_branches" not in options
+        wrong = _failure(
+            lambda options=options, choosing=choosing: _generate(path, "auto", choosing=choosing, **options)
+        )
+        if wrong:
+            failures.append(f"{options}: {wrong}")
+    return failures
+
+
 def _rehearse_alone(driver: MockDriver, path: Path) -> list[str]:
     """The engine's switch must reach every launch."""
     driver.overlapped.clear()
@@ -126,7 +147,7 @@ def _model(architecture: str, scheme: str, folder: Path) -> Path:
     return Path(run(Recipe.model_validate(recipe), progress=False).checkpoint)
 
 
-def _generate(path: Path, kept: str, fusions: Fusions | None = None) -> None:
+def _generate(path: Path, kept: str, fusions: Fusions | None = None, *, choosing: bool = True, **options: Any) -> None:
     """A prompt alone, prompts in pieces beside single tokens, single tokens; greedy and drawn."""
     prompts = [[5, 6, 7, 8, 9], [5] * 40, [6], [7] * 17]
     params = [
@@ -144,10 +165,12 @@ def _generate(path: Path, kept: str, fusions: Fusions | None = None) -> None:
             max_length=64,
             fusions=fusions,
             quiet=True,
+            **options,
         )
         for output in engine.generate(prompts, params):
             assert output.error is None, output.error
-            assert output.completions[0].tokens == [_TOKEN] * 5, output.completions[0].tokens
+            tokens = output.completions[0].tokens
+            assert tokens == [_TOKEN] * 5 or (not choosing and len(tokens) == 5), tokens
 
 
 def choose(name: str, arguments: dict[str, Any]) -> None:
@@ -180,6 +203,7 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory() as folder:
             failures = rehearse_steps(driver, _MODELS if asked.all else [("qwen3", "W4A16")], Path(folder))
+            failures += _rehearse_drafts(Path(folder), _DRAFTERS if asked.all else _DRAFTERS[:1])
             alone = driver.overlapped.count(False)
             if asked.all:
                 failures += _rehearse_alone(driver, Path(folder) / "llama" / "model")

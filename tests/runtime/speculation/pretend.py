@@ -42,7 +42,7 @@ class PretendDrafter:
         return Drafts(found)
 
     def _maybe(self, token: int) -> int:
-        return token if self._draw.random() < 0.5 else token + 1
+        return token if self._draw.random() < 0.5 else token ^ 1
 
     def unprepared(self, sequence: Sequence) -> int:
         """None."""

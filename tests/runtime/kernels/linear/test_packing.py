@@ -32,6 +32,8 @@ F = torch.float16
         (CodesCase("int3", 1, 256, 1024, 64), 3 + 16 / 64),
         (CodesCase("int2", 1, 256, 1024, 64), 2 + 16 / 64),
         (CodesCase("int8", 1, 256, 1024, 128), 8 + 16 / 128),
+        (CodesCase("nested8", 1, 256, 1024, 128), 8 + 16 / 128),
+        (CodesCase("upper4", 1, 256, 1024, 128), 4 + 16 / 128),
         (CodesCase("sparse4", 1, 256, 1024, 128), 3 + 16 / 128),  # of all weights, pruned or not
         (CodesCase("float4", 1, 256, 1024, 16, scale="e4m3"), 4 + 8 / 16 + 32 / 1024),
         (CodesCase("float4", 1, 256, 1024, 32, scale="e8m0"), 4 + 8 / 32),

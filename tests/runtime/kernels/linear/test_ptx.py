@@ -43,6 +43,15 @@ class TestUnpacking:
         for got, code in zip(found, _codes(bits), strict=True):
             assert torch.equal(got, code.double())
 
+    def test_planes(self, half: ptx.Half) -> None:
+        lower = WORDS[torch.randperm(1 << 16)]
+        found = numbers(ptx.nested(half), 4, [WORDS, lower], TYPES[half.name])
+        middles = numbers(ptx.upper(half), 4, [WORDS], TYPES[half.name])
+        for place, got, middle in zip(range(0, 16, 4), found, middles, strict=True):
+            first = 16 * (WORDS >> place & 15) - 128
+            assert torch.equal(got, (first + (lower >> place & 15)).double())
+            assert torch.equal(middle, (first + 8).double())
+
     @pytest.mark.parametrize("second", [False, True])
     def test_three_bits(self, half: ptx.Half, second: bool) -> None:
         high = WORDS[torch.randperm(1 << 16)]

@@ -17,8 +17,9 @@ from smelt.runtime.kernels.rows.sample_tokens import (
     outputs,
     sample_tokens,
 )
+from smelt.runtime.requests.noise import PhiloxNoise
 from smelt.runtime.requests.sequence import Request, Sequence
-from smelt.runtime.sampling.sampling import changed_logits, narrowed
+from smelt.runtime.sampling.sampling import changed_logits, choose, narrowed, sequence_seed
 from torch import Tensor
 
 from ..interpreter import interpreted
@@ -226,6 +227,23 @@ def test_draws_follow_the_narrowed_distribution(params: dict[str, Any]) -> None:
     apart, freedom = chi_square(expected, shares)
     assert freedom >= 3
     assert apart < freedom + 4 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 12, "top_p": 0.9}, {"repetition_penalty": 1.3}], ids=str)
+def test_the_host_draws_what_the_kernels_draw(params: dict[str, Any]) -> None:
+    """Where a step's tokens are chosen there, such as those after a draft that is a tree."""
+    logits = logits_of(250, seed=2).expand(12, -1)
+    asked = choices(12, 160, 40, CPU)
+    sequences = [
+        sequence_of([3, 4], [5, 6, 7][: 1 + slot % 3], temperature=1.7, seed=slot << 33 | 5, **params)
+        for slot in range(12)
+    ]
+    for slot, sequence in enumerate(sequences):
+        fill(asked, slot, sequence)
+        sequence.noise = PhiloxNoise(sequence_seed(sequence, 0), sequence.tokens)
+    found, _, _ = run(logits, list(range(12)), [len(each.tokens) for each in sequences], asked, 256)
+    assert found.tolist() == [choose(logits[0], each, ENDS, 0) for each in sequences]
+    assert len(found.unique()) > 5
 
 
 @triton.jit

@@ -1,0 +1,155 @@
+"""Drafts on a GPU, in Triton's interpreter or on one: verified in the step that samples, with the tokens of an engine without a drafter."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.engine import loading
+from smelt.runtime.engine.gpu_executor import GpuExecutor
+from smelt.runtime.gpu import GpuOperators
+from smelt.runtime.requests.output import RequestOutput
+from smelt.runtime.speculation.verification import VerifiedChain
+
+from ..kernels.interpreter import DEVICE
+from ..speculation.pretend import pretend
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+PROMPTS = [[1, 5, 9, 5, 9], [3, 4, 3, 4, 7, 7, 2], [11], list(range(40, 20, -1))]
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "block_size": 16,
+    "token_budget": 32,
+    "max_sequences": 4,
+    "max_length": 64,
+    "quiet": True,
+}
+PARAMS = [
+    SamplingParams(max_tokens=10, temperature=0, logprobs=2, ignore_eos=True),
+    SamplingParams(
+        max_tokens=10, seed=3, temperature=1.5, repetition_penalty=1.5, presence_penalty=0.5, ignore_eos=True
+    ),
+    SamplingParams(max_tokens=10, seed=4, top_p=0.9, top_k=50, logprobs=0, ignore_eos=True),
+    SamplingParams(max_tokens=10, seed=5, min_tokens=6, stop_token_ids=tuple(range(0, 256, 8)), logit_bias={7: 2.0}),
+]
+
+
+@pytest.fixture
+def engine_of(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
+    """An engine on the GPU's kernels."""
+    path = tiny("llama", num_hidden_layers=1, vocab_size=256)
+
+    def build(**options: Any) -> Engine:
+        with monkeypatch.context() as patch:
+            if DEVICE.type == "cpu":
+                patch.setattr(loading, "_operators", lambda dtype, *_, **__: GpuOperators(dtype, DEVICE))
+            if options.get("drafter") == "itself":
+                options["drafter"] = str(path)
+            engine = Engine(path, device=DEVICE.type, **OPTIONS, **options)
+        assert isinstance(engine.executor, GpuExecutor)
+        return engine
+
+    return build
+
+
+def assert_same(found: list[RequestOutput], expected: list[RequestOutput]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        for mine, theirs in zip(one.completions, other.completions, strict=True):
+            assert mine.tokens == theirs.tokens
+            assert mine.finish_reason == theirs.finish_reason
+            assert mine.total_logprob == pytest.approx(theirs.total_logprob, abs=1e-3)
+            for these, those in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
+                assert these == pytest.approx(those, abs=1e-3)
+
+
+def on_the_host(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets an item for each step whose tokens are chosen on the host."""
+    found: list[int] = []
+    executor: Any = engine.executor
+    compute = executor._compute
+    monkeypatch.setattr(executor, "_compute", lambda plan: found.append(1) or compute(plan))
+    return found
+
+
+def test_drafts_are_verified_where_tokens_are_sampled(
+    engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = engine_of().generate(PROMPTS, PARAMS)
+    engine = engine_of(drafter="lookup", draft_tokens=3)
+    pretend(engine, expected)
+    host = on_the_host(engine, monkeypatch)
+    assert_same(engine.generate(PROMPTS, PARAMS), expected)
+    assert engine.drafting is not None
+    assert 0.1 < (engine.drafting.total.acceptance or 0) < 0.9
+    assert not host
+    assert engine.cache.free == engine.cache.blocks
+
+
+@pytest.mark.parametrize("options", [{}, {"draft_branches": 2}], ids=str)
+def test_a_seed_gives_the_same_tokens_on_the_host(
+    options: dict[str, Any], engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trees are verified there, and requests for several samples; others of the same step then, too."""
+    params = [*PARAMS[1:3], SamplingParams(max_tokens=4, seed=6, n=2), *PARAMS[1:2]]
+    expected = engine_of().generate(PROMPTS, params)
+    engine = engine_of(drafter="lookup", draft_tokens=2, **options)
+    pretend(engine, expected)
+    host = on_the_host(engine, monkeypatch)
+    assert_same(engine.generate(PROMPTS, params), expected)
+    assert host
+
+
+def test_a_model_drafts_with_the_noise_of_the_device(engine_of: Callable[..., Engine]) -> None:
+    engine = engine_of(drafter="itself", draft_tokens=3)
+    assert_same(engine.generate(PROMPTS[:3], PARAMS[:3]), engine_of().generate(PROMPTS[:3], PARAMS[:3]))
+    assert engine.drafting is not None
+    assert (engine.drafting.total.agreement or 0) > 0.95
+
+
+@pytest.mark.slow
+def test_drafts_in_a_cache_that_is_too_small(engine_of: Callable[..., Engine]) -> None:
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    prompts = [prompt[:12] for prompt in (PROMPTS[3], PROMPTS[1], PROMPTS[0])]
+    expected = engine_of().generate(prompts, params)
+    engine = engine_of(drafter="lookup", draft_tokens=3)
+    engine.cache._empty = engine.cache._empty[engine.reservation.blocks - 5 :]
+    engine.cache.blocks = 5
+    pretend(engine, expected)
+    assert_same(engine.generate(prompts, params), expected)
+    assert engine.scheduler.preemptions > 0
+
+
+def test_each_step_with_drafts_has_a_kind(engine_of: Callable[..., Engine]) -> None:
+    executor: Any = engine_of(drafter="lookup", draft_tokens=3).executor
+    kinds = set(executor._kinds())
+    for counts in itertools.product([1, 2, 4], repeat=3):
+        wanted = sum(counts)
+        if wanted > 3:
+            kind = executor._kind(wanted, list(counts), wanted)
+            assert kind in kinds
+            assert kind.wanted >= wanted
+            assert kind.singles == (1 in counts)
+    assert {kind for kind in kinds if not kind.drafts} == set(engine_of().executor._kinds())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("chain", "chosen", "sound", "count", "accepted", "is_wrong"),
+    [
+        ([], [5], [1], 1, 0, False),
+        ([5, 6], [5, 6, 7], [1, 1, 1], 3, 2, False),
+        ([5, 6], [5, 9, 7], [1, 1, 1], 2, 1, True),
+        ([5, 6], [4, 6, 7], [1, 1, 1], 1, 0, True),
+        ([5, 6], [5, 6, 0], [1, 1, 0], 2, 2, False),
+        ([5, 6], [5, 0, 7], [1, 0, 1], 1, 1, False),
+    ],
+)
+def test_what_a_chain_leads_to(
+    chain: list[int], chosen: list[int], sound: list[int], count: int, accepted: int, is_wrong: bool
+) -> None:
+    found = VerifiedChain.of(chain, chosen, sound)
+    assert (found.count, found.outcome.drafted, found.outcome.accepted) == (count, len(chain), accepted)
+    assert found.outcome.is_chain_wrong == is_wrong
