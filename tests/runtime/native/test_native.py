@@ -80,6 +80,29 @@ def test_codes(compiled: ModuleType, bits: int, columns: int, group: int, asymme
         assert _error(CodesLinear(compiled, matrix, bias, exact=False)(x), expected) < 0.015
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("outputs", [128, 75, 20])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_of_codes_do_not_depend_on_each_other(
+    compiled: ModuleType, bits: int, asymmetric: bool, outputs: int, dtype: torch.dtype
+) -> None:
+    """Few are multiplied by two tiles of outputs at a time, which are not always there."""
+    matrix = _matrix(bits, outputs, 256, 64, asymmetric=asymmetric, dtype=dtype)
+    bias, x = _random(outputs, seed=1), _random(14, 256, seed=2).bfloat16()
+    linears = [CodesLinear(compiled, matrix, bias, exact=False, few_exact=False)]
+    if bits == 8 and not asymmetric:
+        planes = CodesLinear(compiled, matrix, bias, exact=False, few_exact=False, planes=True)
+        upper = planes.upper()
+        assert upper is not None
+        linears += [planes, upper]
+    for linear in linears:
+        found = linear(x)
+        for rows in range(1, 8):
+            assert torch.equal(linear(x[:rows]), found[:rows])
+            assert torch.equal(linear(x[-rows:]), found[-rows:])
+
+
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_columns_in_activation_order(compiled: ModuleType, rows: int) -> None:
     matrix = _matrix(4, 75, 256, 32, asymmetric=True, dtype=torch.bfloat16)
