@@ -102,6 +102,32 @@ def drafters(results: Any) -> str:
     )
 
 
+def eagle(results: Any) -> str:
+    """What a trained head would be worth."""
+
+    def line(row: dict[str, Any]) -> tuple[str, ...]:
+        return (
+            row["head"], " / ".join(_share(each["top"]) for each in row["places"]), _share(row["places"][0]["overlap"]),
+            " / ".join(map(_share, row["accepted"])), f"{row['tokens']:.2f}", _share(row["cost"]),
+            f"{row['speed']:.2f} with {row['drafts']}",
+        )  # fmt: skip
+
+    head = (
+        "head",
+        "same top token, by place",
+        "overlap",
+        "accepted, greedy, by place",
+        "tokens",
+        "read for a draft token",
+        "calculated speedup, with draft tokens",
+    )
+    return (
+        f"A head of one block for smelt-6m after {results['tokens']} tokens that the model wrote, asked as the drafters above; `read` is of the weights of a"
+        " Llama of 1.1 billion in bfloat16, and the speedup that of a verification as fast as a step of one token.\n\n"
+        + markdown(head, map(line, results["rows"]))
+    )
+
+
 def token_trees(results: Any) -> str:
     """Chains and trees, beside no drafts and beside each other."""
 
@@ -148,6 +174,7 @@ TABLES = {
     "speculation": ResultsTable("speculation", speculation),
     "nested_bits": ResultsTable("nested_bits", nested_bits),
     "drafters": ResultsTable("drafters", drafters),
+    "eagle": ResultsTable("eagle", eagle),
     "upper_bits": ResultsTable("upper_bits", upper_bits),
     "token_trees": ResultsTable("token_trees", token_trees),
 }

@@ -46,14 +46,14 @@ class DraftModel:
     Attributes:
         model: the drafter.
         shares: whether it uses the verifier's keys and values.
-        is_part: whether its layers are the verifier's own.
         nbytes: of its weights, besides those that it shares with the verifier.
+        is_part: whether its layers are the verifier's own.
     """
 
     model: Model
     shares: bool
+    nbytes: int
     is_part: bool = False
-    nbytes: int = 0
 
     @classmethod
     def load(
@@ -128,7 +128,7 @@ class DraftModel:
         model = Model(opened, operators)
         model.share_tables(verifier)
         log("the upper four of 8 bits draft")
-        return cls(model, shares=True)
+        return cls(model, shares=True, nbytes=0)
 
     @classmethod
     def early_exit(cls, verifier: Model, layers: int, *, log: Log) -> Self:
@@ -142,7 +142,7 @@ class DraftModel:
                 f"drafter is early-exit:{layers}, but the model has {len(verifier.layers)} layers; give fewer"
             )
         log(f"the first {layers} of {len(verifier.layers)} layers draft")
-        return cls(verifier.first_layers(layers), shares=True, is_part=True)
+        return cls(verifier.first_layers(layers), shares=True, nbytes=0, is_part=True)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes that it adds to a cache block."""

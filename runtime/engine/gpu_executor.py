@@ -43,8 +43,9 @@ _FEW = (1, 2, 4, 8)
 # Tokens of a step that is captured only once, with the largest number of sequences, some with one token: the wasted work
 # is small compared to a long step's products.
 _LONG = 512
-# Tokens of a step with drafts that is captured.
-_VERIFIED = 256
+# Tokens of a step in which drafts are verified, one of those that steps are padded to. Each has a row of logits, so in longer ones, with
+# prompts, lm_head would compute many that nobody wants, or more kinds of steps were needed.
+_VERIFIED = 288
 
 
 class StepKind(NamedTuple):
@@ -99,7 +100,9 @@ class GpuExecutor(TorchExecutor):
         self._place = model.device
         blocks = -(-max_length // store.block_size)
         of_tile = self._layers.tokens_of_tile(store)
-        room = Room(max(token_budget, max_sequences), max_sequences, blocks, of_tile, drafter is not None)
+        tokens = max(token_budget, max_sequences)
+        drafted = max((size for size in buckets(tokens) if size <= _VERIFIED), default=0) if drafter else 0
+        room = Room(tokens, max_sequences, blocks, of_tile, drafted)
         self._layout = TableLayout(room, self._place)
         self._choices: SamplingState = choices(max_sequences, _EDITS, max_length, self._place)
         self._slots: dict[Sequence, int] = {}
@@ -159,6 +162,8 @@ class GpuExecutor(TorchExecutor):
             proposed = self._drafter.propose(plan)
             drafted = time.perf_counter()
             drafts = [_chain_of(proposed, chunk) for chunk in plan.chunks]
+            if sum(chunk.count for chunk in plan.chunks) + sum(map(len, drafts)) > self._layout.room.drafted:
+                drafts = [[] for _ in drafts]
             result, verified = self._start(plan, drafts).with_outcomes()
             seconds = drafted - begun - proposed.preparing, time.perf_counter() - drafted
             result.drafted = Drafted(verified, *seconds, proposed.prepared, proposed.preparing)
@@ -172,10 +177,8 @@ class GpuExecutor(TorchExecutor):
             positions = torch.tensor([p for part in parts for p in range(part.start, part.stop)])
             grows = [(p.count, c.sequence.request.grows_to) for p, c in zip(parts, plan.chunks, strict=True)]
             self._rotary.fill(positions, grows)
-        drafted = sum(map(len, drafts))
-        kind = self._kind(
-            sum(part.count for part in parts), [part.count for part in parts], drafted and len(parts) + drafted
-        )
+        counts = [part.count for part in parts]
+        kind = self._kind(sum(counts), counts, drafts=any(drafts))
         with self._device:
             found = self._run(kind)
         return _LaunchedStep(plan, drafts, found.sent(plan, drafts))
@@ -213,21 +216,20 @@ class GpuExecutor(TorchExecutor):
             for sequences in {room.sequences if tokens > _LONG else min(_FEW[-1], room.sequences), room.sequences}
             for too in ((False,) if sequences == 1 else (True,) if tokens > _LONG else (False, True))
         ]
-        # Of longer ones lm_head would compute too many rows that nobody wants, or too many kinds were needed.
-        drafts = [kind._replace(drafts=kind.tokens) for kind in prompts if room.drafts and kind.tokens <= _VERIFIED]
+        drafts = [kind._replace(drafts=kind.tokens) for kind in prompts if kind.tokens <= room.drafted]
         return sorted([*singles, *prompts, *drafts], reverse=True)
 
-    def _kind(self, tokens: int, counts: list[int], wanted: int = 0) -> StepKind:
-        """A step's kind: the smallest captured one that fits. ``wanted`` are the tokens after which one is sampled, if some are drafts."""
+    def _kind(self, tokens: int, counts: list[int], *, drafts: bool = False) -> StepKind:
+        """A step's kind: the smallest captured one that fits. With ``drafts`` one is sampled after each token."""
         room, sequences = self._layout.room, len(counts)
         if max(counts) == 1:
             sequences = _bucket(sequences, room.sequences)
             return StepKind(sequences, sequences, False, True)
         tokens, few = _bucket(tokens, room.tokens), min(_FEW[-1], room.sequences)
-        drafts = 0 if not wanted else tokens if tokens <= _VERIFIED else _bucket(wanted, room.wanted)
         if tokens > _LONG:
-            return StepKind(tokens, room.sequences, True, room.sequences > 1, drafts)
-        return StepKind(tokens, few if sequences <= few else room.sequences, True, min(counts) == 1, drafts)
+            return StepKind(tokens, room.sequences, True, room.sequences > 1)
+        most = few if sequences <= few else room.sequences
+        return StepKind(tokens, most, True, min(counts) == 1, tokens if drafts else 0)
 
     def _run(self, kind: StepKind) -> _StepOutputs:
         kept = self._graphs.get(kind)
@@ -383,16 +385,20 @@ class _StepOutputs:
 
     def sent(self, plan: StepPlan, drafts: SequenceOf[SequenceOf[int]]) -> _Sent:
         """Start the copy to the host."""
-        wanting: dict[int, int] = {}
+        asked: dict[int, int] = {}
         row = 0
         for chunk, draft in zip(plan.chunks, drafts, strict=True):
             rows = range(row, row := row + 1 + len(draft))
             count = chunk.sequence.request.params.logprobs
             if chunk.is_last and count is not None:
-                wanting |= dict.fromkeys(rows, count)
-        best = None
-        if wanting:
-            values, tokens = self.logits[:row].log_softmax(-1).topk(max(1, *wanting.values()))
+                asked |= dict.fromkeys(rows, count)
+        best, wanting = None, {row: (row, count) for row, count in asked.items()}
+        if asked:
+            logits = self.logits[:row]
+            if any(drafts):  # many rows, and no next step is being prepared that a copy to the device would hold up
+                logits = logits[torch.tensor(list(asked), device=logits.device)]
+                wanting = {row: (place, count) for place, (row, count) in enumerate(asked.items())}
+            values, tokens = logits.log_softmax(-1).topk(max(1, *asked.values()))
             best = (_host(values), _host(tokens))
         sent = _Sent(_host(self.scores), _host(self.chosen), wanting, best, None)
         if self.scores.device.type != "cuda":
@@ -406,7 +412,9 @@ class _StepOutputs:
 class _Sent:
     scores: Tensor
     chosen: Tensor
-    wanting: dict[int, int]
+    wanting: dict[
+        int, tuple[int, int]
+    ]  # of rows whose most likely tokens are asked for: where they are in `best`, and how many
     best: tuple[Tensor, Tensor] | None
     event: torch.cuda.Event | None
 
@@ -461,7 +469,8 @@ class _LaunchedStep:
         """The most likely tokens at a row, if they are asked for."""
         if row not in self.sent.wanting or self.sent.best is None:
             return None
-        values, best = (part[row, : self.sent.wanting[row]].tolist() for part in self.sent.best)
+        place, count = self.sent.wanting[row]
+        values, best = (part[place, :count].tolist() for part in self.sent.best)
         top = dict(zip(best, values, strict=True))
         top.setdefault(token, logprob)
         return top

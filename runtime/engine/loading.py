@@ -168,12 +168,23 @@ def _operators(
 ) -> Operators:
     if device.type != "cpu":
         from ..gpu import GpuOperators
+        from ..gpu.linears import HALVES
         from ..gpu.nested import NestedGpuOperators
 
         try:
-            kind = NestedGpuOperators if config.drafter == NESTED else GpuOperators
-            return kind(dtype, device, config.fusions)
+            if config.drafter != NESTED:
+                return GpuOperators(dtype, device, config.fusions)
+            if dtype not in HALVES:
+                raise RuntimeProblem(
+                    f"drafter is nested, whose planes Smelt's GPU kernels multiply in bfloat16 or float16, not in"
+                    f" {str(dtype).removeprefix('torch.')}; set dtype to one of these, or use another drafter"
+                )
+            return NestedGpuOperators(dtype, device, config.fusions)
         except ValueError as error:
+            if config.drafter == NESTED:
+                raise RuntimeProblem(
+                    f"drafter is nested, which needs Smelt's GPU kernels, but {error}; use another drafter"
+                ) from None
             log(f"{error}; using torch's operators instead")
             return Operators(dtype, device)
     compiled = kernels(log) if config.native and dtype == torch.bfloat16 else None

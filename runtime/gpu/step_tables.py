@@ -21,19 +21,19 @@ class Room:
         tokens, sequences: of a step.
         blocks: of a sequence.
         tokens_of_tile: tokens per attention tile.
-        drafts: whether sequences may have draft tokens, after each of which one is sampled.
+        drafted: of a step with draft tokens, after each of which one is sampled, too; 0 if no sequence may have any.
     """
 
     tokens: int
     sequences: int
     blocks: int
     tokens_of_tile: int
-    drafts: bool = False
+    drafted: int = 0
 
     @property
     def wanted(self) -> int:
         """Tokens after which one is sampled."""
-        return self.tokens if self.drafts else self.sequences
+        return max(self.drafted, self.sequences)
 
     @property
     def tiles(self) -> int:
@@ -98,7 +98,7 @@ class TableLayout:
             "lengths": room.wanted,
             "work": 2 * room.tiles,
         }
-        if room.drafts:
+        if room.drafted:
             sizes["drafts"] = room.tokens
         self._pinned = device.type == "cuda"
         self._places: dict[str, slice] = {}
@@ -155,7 +155,7 @@ class TableLayout:
                 lists["wanted"].append(row - 1 - before)
                 lists["choosers"].append(part.slot if part.chooses else -1)
                 lists["lengths"].append(part.stop - before)
-            if self.room.drafts:
+            if self.room.drafted:
                 lists["drafts"] += [-1] * (part.count - len(part.drafts)) + list(part.drafts)
             # Table entries before a part's tokens are unchanged.
             first, last = 0 if part.fresh else part.start // block_size, -(-part.stop // block_size)

@@ -170,7 +170,7 @@ SMELT_KEEPS_SUMS void two_tiles_int8(const Codes& w, const Rounded& x, int64_t t
             const __m512i zero = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place(i % 4))));
             sum[i / 4][i % 4] = _mm512_mullo_epi32(zero, sum[i / 4][i % 4]);
         }
-        for (int64_t i = 0; i < x.group / step; i++, code += 128, low += 128, in += step * kRows) {
+        for (int64_t i = 0; i < x.group / step; i++, code += 128, in += step * kRows) {
             __m512i a[4], b[4];  // of 4 columns, and of the 4 after them
 #pragma GCC unroll 4
             for (int v = 0; v < 4; v++) {
@@ -187,6 +187,7 @@ SMELT_KEEPS_SUMS void two_tiles_int8(const Codes& w, const Rounded& x, int64_t t
                     a[v] = _mm512_and_si512(a[v], nibble);
                 }
             }
+            if constexpr (kForm == kPlanes) low += 128;
 #pragma GCC unroll 16
             for (int r = 0; r < kRows; r++) {
                 const __m512i four = broadcast4(in + 4 * r);
@@ -411,7 +412,7 @@ void multiply_int8(const Codes& w, const bf16* x, int64_t rows, int64_t group, b
     const Rounded rounded(x, rows, w.columns, group, kPanel, kPanel, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
     const int64_t piece = std::max<int64_t>(1, std::min<int64_t>(tiles / (8 * threads), 4));
-    if (rows <= kPaired) {
+    if (rows <= kPaired && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
         spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
             if (2 * pair + 1 < tiles) return pair_int8<kForm, Scale>(w, rounded, 2 * pair, out);
             panel_int8<kForm, Scale>(w, rounded, 0, 0, 1, 2 * pair, out);

@@ -16,7 +16,10 @@ class Noise(Protocol):
     """What the tokens of one sequence are chosen with."""
 
     def of(self, ahead: int, size: int) -> Tensor:
-        """The noise of a token that is not chosen yet, ``[size]``; 0 for the next one."""
+        """The noise of a token that is not chosen yet, ``[size]``; 0 for the next one.
+
+        As many tokens as are ``ahead`` must stand in the sequence meanwhile (see :func:`..sampling.sampling.trying`).
+        """
         ...
 
     def pass_on(self) -> None:

@@ -161,5 +161,9 @@ _SMALL = [
 KERNEL = Kernel(
     "restore_codes",
     [*(_case(case) for case in _SMALL), _case(CodesCase("int4", 1, 4096, 14336, 128, _B), large=True)],
-    [_build(replace(_SMALL[1], outputs=4096, columns=4096)), _build(replace(_SMALL[8], outputs=4096, columns=4096))],
+    [
+        _build(replace(_SMALL[1], outputs=4096, columns=4096)),
+        _build(replace(_SMALL[8], outputs=4096, columns=4096)),
+        *(_build(CodesCase(form, 1, 4096, 4096, 128, _B)) for form in ("nested8", "upper4")),
+    ],
 )

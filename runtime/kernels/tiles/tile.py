@@ -125,6 +125,7 @@ class Tiles:
         Raises:
             KeyError: there is none for this kernel.
         """
+        form = {"nested8": "int8", "upper4": "int4"}.get(form, form)  # as many bytes, read alike
         known = self.entries.get(f"{kernel}/{form}") or self.entries[kernel]
         known = [entry for entry in known if divides(entry[1], shape.columns, block)]
         tile = min(known, key=lambda entry: _distance(entry[0], shape))[1]

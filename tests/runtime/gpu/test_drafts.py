@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.engine import loading
+from smelt.runtime.engine import gpu_executor, loading
 from smelt.runtime.engine.gpu_executor import GpuExecutor
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.requests.output import RequestOutput
@@ -89,18 +89,43 @@ def test_drafts_are_verified_where_tokens_are_sampled(
     assert engine.cache.free == engine.cache.blocks
 
 
-@pytest.mark.parametrize("options", [{}, {"draft_branches": 2}], ids=str)
-def test_a_seed_gives_the_same_tokens_on_the_host(
-    options: dict[str, Any], engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_a_seed_gives_the_same_tokens_beside_several_samples(
+    engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trees are verified there, and requests for several samples; others of the same step then, too."""
+    """These are chosen on the host, and others of the same step then, too."""
     params = [*PARAMS[1:3], SamplingParams(max_tokens=4, seed=6, n=2), *PARAMS[1:2]]
     expected = engine_of().generate(PROMPTS, params)
-    engine = engine_of(drafter="lookup", draft_tokens=2, **options)
+    engine = engine_of(drafter="lookup", draft_tokens=2)
     pretend(engine, expected)
     host = on_the_host(engine, monkeypatch)
     assert_same(engine.generate(PROMPTS, params), expected)
     assert host
+
+
+def test_trees_are_verified_on_the_host(engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = engine_of().generate(PROMPTS[:3], PARAMS[:3])
+    engine = engine_of(drafter="lookup", draft_tokens=2, draft_branches=2)
+    pretend(engine, expected)
+    host = on_the_host(engine, monkeypatch)
+    assert_same(engine.generate(PROMPTS[:3], PARAMS[:3]), expected)
+    assert host
+    assert engine.drafting is not None
+    assert engine.drafting.total.on_branch > 0
+
+
+def test_steps_that_are_too_long_are_computed_without_drafts(
+    engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with prompts; they would need more rows of logits, and kinds of steps, than there are."""
+    monkeypatch.setattr(gpu_executor, "_VERIFIED", 8)
+    expected = engine_of().generate(PROMPTS[:3], PARAMS[:3])
+    engine = engine_of(drafter="lookup", draft_tokens=3)
+    assert engine.executor._logits.shape[0] == 8  # type: ignore[attr-defined]
+    pretend(engine, expected)
+    assert_same(engine.generate(PROMPTS[:3], PARAMS[:3]), expected)
+    assert engine.drafting is not None
+    assert engine.drafting.total.verified > 0
 
 
 def test_a_model_drafts_with_the_noise_of_the_device(engine_of: Callable[..., Engine]) -> None:
@@ -127,11 +152,10 @@ def test_each_step_with_drafts_has_a_kind(engine_of: Callable[..., Engine]) -> N
     executor: Any = engine_of(drafter="lookup", draft_tokens=3).executor
     kinds = set(executor._kinds())
     for counts in itertools.product([1, 2, 4], repeat=3):
-        wanted = sum(counts)
-        if wanted > 3:
-            kind = executor._kind(wanted, list(counts), wanted)
+        if sum(counts) > 3:
+            kind = executor._kind(sum(counts), list(counts), drafts=True)
             assert kind in kinds
-            assert kind.wanted >= wanted
+            assert kind.wanted == kind.tokens >= sum(counts)
             assert kind.singles == (1 in counts)
     assert {kind for kind in kinds if not kind.drafts} == set(engine_of().executor._kinds())  # type: ignore[attr-defined]
 
