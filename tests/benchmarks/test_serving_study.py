@@ -57,10 +57,7 @@ def test_a_claim_runs_and_its_table_is_written(claim: str, traces: Path, tmp_pat
 
 @pytest.mark.parametrize(
     "claim",
-    [
-        each if each in ("iterations", "swaps") else pytest.param(each, marks=pytest.mark.slow)
-        for each in on_engine.CLAIMS
-    ],
+    [each if each == "iterations" else pytest.param(each, marks=pytest.mark.slow) for each in on_engine.CLAIMS],
 )
 def test_a_claim_runs_on_the_engine_and_its_table_is_written(claim: str, tmp_path: Path) -> None:
     size = model_size(find_model(on_engine.MODEL))

@@ -114,6 +114,7 @@ def test_trees_are_verified_on_the_host(engine_of: Callable[..., Engine], monkey
     assert engine.drafting.total.on_branch > 0
 
 
+@pytest.mark.slow
 def test_steps_that_are_too_long_are_computed_without_drafts(
     engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

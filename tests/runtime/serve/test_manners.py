@@ -61,6 +61,7 @@ def test_a_client_that_leaves_frees_its_blocks(stream: bool, server: Serving, en
     assert _until(lambda: server.server.gate.inside == 0)
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_read_holds_nobody(server: Serving, engine: Engine) -> None:
     """Its socket fills up; others are served meanwhile, and its request ends by itself."""
     host, port = server.url.removeprefix("http://").split(":")
