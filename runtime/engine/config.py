@@ -217,7 +217,7 @@ class EngineConfig:
             )
         if self.drafter == NESTED and (self.reproducible or self.compile or self.offload):
             raise RuntimeProblem(
-                "drafter is nested, which is without reproducible, compile and offload; leave these out, or use another drafter"
+                "drafter is nested, which does without reproducible, compile and offload; leave these out, or use another drafter"
             )
 
     @property

@@ -163,7 +163,7 @@ class GpuExecutor(TorchExecutor):
             drafted = time.perf_counter()
             drafts = [_chain_of(proposed, chunk) for chunk in plan.chunks]
             if sum(chunk.count for chunk in plan.chunks) + sum(map(len, drafts)) > self._layout.room.drafted:
-                drafts = [[] for _ in drafts]
+                drafts = [[] for _ in drafts]  # beside a long prompt: see _VERIFIED
             result, verified = self._start(plan, drafts).with_outcomes()
             seconds = drafted - begun - proposed.preparing, time.perf_counter() - drafted
             result.drafted = Drafted(verified, *seconds, proposed.prepared, proposed.preparing)
