@@ -33,7 +33,7 @@ class PoolSettings:
         options: of :mod:`worker`, besides the part.
         prefix: what comes before their command, such as compute-sanitizer's.
         environment: variables besides this process's.
-        only: what jobs' names must contain.
+        only: what jobs' names must contain; of several texts with ``|`` between them, one.
     """
 
     log: Path
@@ -197,7 +197,7 @@ class PartRunner:
         self._name = first.hello["name"]
         self._outcome.facts = first.hello["facts"]
         self._results = open_results(first.hello["facts"])
-        jobs = [job for job in first.hello["jobs"] if self._settings.only in job[0]]
+        jobs = [job for job in first.hello["jobs"] if any(text in job[0] for text in self._settings.only.split("|"))]
         self._outcome.of = len(jobs)
         self._waiting.extend(job for job in jobs if not self._results.is_done(self._name, job[0], job[1]))
         self._outcome.reached = len(jobs) - len(self._waiting)

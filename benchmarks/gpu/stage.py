@@ -125,7 +125,7 @@ def _sanitized(given: argparse.Namespace, settings: PoolSettings, deadline: floa
                 (*command, "--log-file", f"{logs}.%p"),
                 # Memory that torch keeps for later would hide what is read behind a tensor's end.
                 (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),),
-                only=f"{kernel.name}: {given.only}",
+                only="|".join(f"{kernel.name}: {text}" for text in given.only.split("|")),
             )
 
             def open_results(facts: dict[str, Any], kernel: str = kernel.name) -> Results:
@@ -159,7 +159,7 @@ def _parsed() -> argparse.Namespace:
     )
     parser.add_argument("--commit", default=os.environ.get("COMMIT", ""), help="noted in results; also $COMMIT")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which everything stops")
-    parser.add_argument("--only", default="", help="only jobs whose names contain this")
+    parser.add_argument("--only", default="", help="only jobs whose names contain this, or one of several: A|B")
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, to see whether it runs")
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes on a CPU, in Triton's interpreter")
     parser.add_argument("--sanitizer", choices=_SANITIZERS, help="check only: small cases under compute-sanitizer")

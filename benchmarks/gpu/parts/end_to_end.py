@@ -26,7 +26,7 @@ IMPORTS = ("transformers", "compressed_tensors", "pydantic", "loguru", "psutil",
 # codes, what those codes add that differ because the ways do.
 _CACHES = {"auto": (0.0, 0.0), "int8": (0.03, 0.01), "fp8": (0.06, 0.02), "int4": (0.35, 0.05)}
 _BLOCK = 16
-WORKERS = 3  # nothing is timed; most of a job is reading and writing weights
+WORKERS = 5  # nothing is timed; most of a job is reading and writing weights
 
 
 def jobs(place: Place) -> list[Job]:

@@ -272,6 +272,8 @@ def _linear_codes(
                             part = tl.dot(weights, tl.trans(inputs), part)
                         if (first + 64) % WIDE == 0:
                             acc += part * _across(_scale_of(word, at, KIND, SCALE_TYPE))
+        if FOLD or KIND == "none":
+            acc = unpack.multiplied(acc, ASM)
     if SLICES > 1:
         acc = tl.sum(acc, 0)
     if PARTED:

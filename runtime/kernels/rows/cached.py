@@ -186,8 +186,12 @@ def _halves_of_words(words, DP: tl.constexpr):
 def _halves_of_nibbles(codes, DP: tl.constexpr, ASM: tl.constexpr):
     """float16 of bytes that hold two codes."""
     if ASM:
+        # Triton makes the threads' shares of a product as wide as it takes to load them whole, and of fewer than 32 nibbles
+        # in a row or column wider than the product is, which gives wrong sums (its pull request 11691). It does not look
+        # for loads behind what is not pure.
+        PURE: tl.constexpr = codes.shape[0] >= 32 and DP >= 32  # pyright: ignore[reportAssignmentType]
         words = tl.inline_asm_elementwise(
-            _NIBBLES_PTX, "=&r,=&r,=&r,=&r,r", [codes], dtype=tl.int32, is_pure=True, pack=4
+            _NIBBLES_PTX, "=&r,=&r,=&r,=&r,r", [codes], dtype=tl.int32, is_pure=PURE, pack=4
         )
         return _halves_of_words(words, DP)
     else:

@@ -21,6 +21,7 @@ from typing import Any
 from ..base.kernel import Build
 from ..base.launch import Launch, overlaps_on
 from ..base.targets import TARGETS, Target
+from .compiler_faults import compiler_faults
 from .registry import KERNELS
 
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
@@ -127,6 +128,8 @@ def compile_build(kernel: str, build: Build, target: Target) -> Compiled:
     if build.streamed and not wide:
         faults.append("no 16-byte loads")
     faults += _narrow(found.asm["ttgir"], launch, build.streamed)
+    if target.backend == "cuda":
+        faults += compiler_faults(found.asm["ttgir"])
     if build.overlapped and target.backend == "cuda":
         faults += _waiting(found.asm["ttgir"])
     if overlaps_on(target.backend, target.arch):
