@@ -26,6 +26,8 @@ class Entry:
         state: ``done``, ``failed``, or ``cut`` if it was stopped before its end.
         why: what stopped it.
         rows: what it found.
+        source: of what sources, as :func:`source_hash` says.
+        commit: which they were.
     """
 
     part: str
@@ -34,6 +36,8 @@ class Entry:
     state: str = "cut"
     why: str = ""
     rows: list[dict[str, Any]] = field(default_factory=list)
+    source: str = ""
+    commit: str = ""
 
     @property
     def identity(self) -> str:
@@ -57,7 +61,8 @@ class Results:
     Args:
         folder: where to.
         stage: whose.
-        facts: the device, versions, sources and options, all of which an earlier file must share to be gone on with.
+        facts: the device, versions, options and sources. An earlier file must share all to be gone on with; if only
+            its sources are others, what it has stays until it is measured again.
         noted: what else the file says: the command, the commit.
         log: gets a message if there is an earlier file.
     """
@@ -72,6 +77,7 @@ class Results:
     ) -> None:
         self.path = folder / f"gpu_{stage}_{_file_name(str(facts['device']))}.json"
         self._head = {**noted, "stage": stage, **facts}
+        self._source, self._commit = str(facts.get("source", "")), str(noted.get("commit", ""))
         self.entries: dict[str, Entry] = {}
         self.goals: list[dict[str, Any]] = []
         self.missing: list[str] = []
@@ -79,24 +85,25 @@ class Results:
             if not earlier.exists():
                 continue
             known = json.loads(earlier.read_text())
-            differing = [name for name in facts if known.get(name) != facts[name]]
+            differing = [name for name in facts if known.get(name) != facts[name] and name != "source"]
             if differing:
                 log(f"{earlier.name}: begun anew, as {', '.join(differing)} changed since it was taken")
                 continue
             entries = [Entry(**entry) for entry in known["entries"]]
             self.entries = {entry.identity: entry for entry in entries}
-            log(f"{earlier.name}: gone on with; {sum(e.state == 'done' for e in entries)} jobs are done")
+            done = sum(e.state == "done" and e.source == self._source for e in entries)
+            log(f"{earlier.name}: gone on with; {done} jobs are done, of {len(entries)} that it has")
             break
 
     def is_done(self, part: str, key: str, about: dict[str, Any]) -> bool:
-        """Whether nothing is left of it to do; a check that found something wrong is done again."""
+        """Whether nothing is left of it to do; what found something wrong, or is of other sources, is done again."""
         known = self.entries.get(identity(part, key, about))
-        return known is not None and known.state == "done" and not known.problems
+        return known is not None and known.state == "done" and not known.problems and known.source == self._source
 
     def begun(self, part: str, key: str, about: dict[str, Any]) -> Entry:
         """A job's new entry; what the same job had with other tiles is forgotten."""
         self.entries = {i: e for i, e in self.entries.items() if (e.part, e.key) != (part, key)}
-        entry = Entry(part, key, about)
+        entry = Entry(part, key, about, source=self._source, commit=self._commit)
         self.entries[entry.identity] = entry
         return entry
 

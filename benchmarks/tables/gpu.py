@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +34,14 @@ class MeasuredStage:
 
     def caption(self) -> str:
         """What a table was taken with."""
-        names = ("device", "torch", "triton", "commit", "date")
+        names = ("device", "torch", "triton", "date")
         facts = {name: self.facts.get(name) or "unknown" for name in names}
         lacking = "; ".join(self.facts.get("missing", []))
-        said = "`{command}`, {device}, torch {torch}, Triton {triton}, commit {commit}, {date}".format(
-            command=self.facts["command"], **facts
+        commits = Counter(entry.commit or self.facts.get("commit") or "unknown" for entry in self.entries)
+        said = "`{command}`, {device}, torch {torch}, Triton {triton}, {date}, commit {commits}".format(
+            command=self.facts["command"],
+            commits=" and, for jobs not measured again, ".join(name for name, _ in commits.most_common()),
+            **facts,
         )
         return f"{said}{f'. Missing: {lacking}' if lacking else ''}.\n"
 

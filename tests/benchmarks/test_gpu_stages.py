@@ -65,7 +65,8 @@ def test_whatever_a_job_does_to_its_process_others_are_done_and_rows_are_kept(tm
     # The whole of it is in the log.
     assert "memory access" in (tmp_path / "log").read_text()
 
-    # What the file says is what is known; another run does only what is left, and with other sources or tiles nothing counts.
+    # What the file says is what is known; another run does only what is left, and with other tiles or sources it
+    # is done again; what others' sources gave stays until then.
     kept = json.loads(results.path.read_text())
     assert [entry["key"] for entry in kept["entries"]] == list(states)
     again, others = (
@@ -74,7 +75,10 @@ def test_whatever_a_job_does_to_its_process_others_are_done_and_rows_are_kept(tm
     done = {entry.key: again.is_done(entry.part, entry.key, entry.about) for entry in results.entries.values()}
     assert done == {key: state == "done" and key != "finds something wrong" for key, (state, _) in states.items()}
     assert not again.is_done("jobs_that_fail", "works, too", {"tile": 16})
-    assert not others.entries
+    assert others.entries.keys() == again.entries.keys()
+    assert not any(others.is_done(entry.part, entry.key, entry.about) for entry in results.entries.values())
+    renewed = Results(tmp_path, "test", FACTS | {"triton": "another"}, {}, lambda _: None)
+    assert not renewed.entries
 
 
 def test_a_stage_that_is_cut_says_what_it_lacks(tmp_path: Path) -> None:
@@ -140,7 +144,8 @@ def test_tables_say_what_results_say(tmp_path: Path) -> None:
     document = "before\n<!-- results: gpu decode -->\nold\n<!-- results end -->\nbetween\n<!-- results: gpu serving -->\n<!-- results end -->\n"
     found = documents.filled(document, tmp_path)
     assert "| w4a16 | 1 | 400.0 | 40% |" in found
-    assert "`run.sh numbers`, GPU, torch 1, Triton 2, commit abc, " in found
+    assert "`run.sh numbers`, GPU, torch 1, Triton 2, " in found
+    assert ", commit abc." in found
     assert "old" not in found
     assert "Not measured yet: no GPU has run `benchmarks/gpu/run.sh serve`." in found
     assert documents.filled(found, tmp_path) == found
