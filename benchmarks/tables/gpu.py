@@ -38,9 +38,10 @@ class MeasuredStage:
         facts = {name: self.facts.get(name) or "unknown" for name in names}
         lacking = "; ".join(self.facts.get("missing", []))
         commits = Counter(entry.commit or self.facts.get("commit") or "unknown" for entry in self.entries)
-        said = "`{command}`, {device}, torch {torch}, Triton {triton}, {date}, commit {commits}".format(
+        said = "`{command}`, {device}, torch {torch}, Triton {triton}, {date}, commit{s} {commits}".format(
             command=self.facts["command"],
-            commits=" and, for jobs not measured again, ".join(name for name, _ in commits.most_common()),
+            s="s" if len(commits) > 1 else "",
+            commits=", ".join(name for name, _ in commits.most_common()),
             **facts,
         )
         return f"{said}{f'. Missing: {lacking}' if lacking else ''}.\n"
@@ -110,7 +111,8 @@ def _profile(measured: MeasuredStage) -> str:
             rows.append(("whole step", "", f"{row['step_us']:.1f}"))
             rows.append(("of it kernels", "", f"{row['busy_us']:.1f}"))
         if "kernel" in row:
-            rows.append((f"`{row['kernel']}`", f"{row['launches']:g}", f"{row['microseconds']:.1f}"))
+            grid = f", {row['grid']} programs" if row.get("grid") else ""
+            rows.append((f"`{row['kernel']}`{grid}", f"{row['launches']:g}", f"{row['microseconds']:.1f}"))
     return markdown(("decode step, W4A16, one sequence", "launches", "us"), rows[:14])
 
 

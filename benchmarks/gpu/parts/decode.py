@@ -1,8 +1,10 @@
-"""Whole engines on a Llama-3-8B with random weights: tokens a second, a profile of a decode step by kernel, the first request."""
+"""Whole engines on a Llama-3-8B with random weights: tokens a second with and without overlapping launches, a profile of a decode step, the first request."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import json
 import tempfile
 import time
 from collections import defaultdict
@@ -10,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from smelt.runtime.fusions import Fusions
 from smelt.runtime.kernels.tiles.tile import text, tiles_of
 
 from ..job import Job, Row
@@ -46,7 +49,7 @@ def of(place: Place, runs: Sequence[tuple[str, str, tuple[int, ...]]]) -> list[J
             f"{stored}, {cache} cache",
             partial(_run, stored, cache, (1, 2) if place.rehearses else batches),
             {"format": stored, "cache": cache, "tiles": tiles},
-            limit_s=170,
+            limit_s=200,
             fresh=True,
         )
         for stored, cache, batches in runs
@@ -55,47 +58,71 @@ def of(place: Place, runs: Sequence[tuple[str, str, tuple[int, ...]]]) -> list[J
 
 def _run(stored: str, cache: str, batches: tuple[int, ...], place: Place) -> Iterator[Row]:
     size = TINY if place.rehearses else QWEN if place.quick else LLAMA
-    context, generated = (10, 4) if place.rehearses else (CONTEXT, GENERATED)
     with tempfile.TemporaryDirectory(dir=place.scratch) as folder:
         path = write(Path(folder), size, stored, place.device)
-        begun = time.perf_counter()
-        engine = place.engine(
-            path,
-            kv_dtype=cache,
-            max_sequences=max(batches),
-            max_length=context + generated + 1,
-            token_budget=64 if place.rehearses else 2048,
-            share_prefixes=False,
-            **({"kv_cache_bytes": 64 << 20} if place.rehearses else {}),
-        )
-        place.wait()
-        # Kernels are compiled meanwhile, unless Triton has them from before.
-        yield {"model": size.name, "ready_s": time.perf_counter() - begun}
-    asked = _Asked(engine, context, generated)
+        yield from _overlapped(path, size.name, cache, batches, place)
+        gc.collect()
+        if place.device.type == "cuda":
+            torch.cuda.empty_cache()
+        yield from _apart(path, cache, batches, place)
+
+
+def _overlapped(path: Path, name: str, cache: str, batches: tuple[int, ...], place: Place) -> Iterator[Row]:
+    """As it is used."""
+    begun = time.perf_counter()
+    asked = _asked(path, cache, batches, place, Fusions())
+    # Kernels are compiled meanwhile, unless Triton has them from before.
+    yield {"model": name, "ready_s": time.perf_counter() - begun}
     first, *later = (asked.alone() for _ in range(2 if place.rehearses else REPEATS + 1))
-    yield {"first": first / median(later), "request_s": median(later), "prompt": context, "generated": generated}
-    read = engine.model.bytes_per_token()
+    sizes = {"prompt": asked.context, "generated": asked.generated}
+    yield {"first": first / median(later), "request_s": median(later), **sizes}
+    read = asked.engine.model.bytes_per_token()
     for batch in batches:
         rates = [asked.rate(batch) for _ in range(1 if place.rehearses else REPEATS)]
         # Of a step, weights alone.
         yield {"batch": batch, "tokens_per_s": median(rates), "weights_bytes": read}
+
+
+def _apart(path: Path, cache: str, batches: tuple[int, ...], place: Place) -> Iterator[Row]:
+    """Each launch after the end of the one before: kernels that overlap seem to take as long as they wait."""
+    asked = _asked(path, cache, batches, place, Fusions().without("overlap"))
+    asked.alone()
+    for batch in batches:
+        rates = [asked.rate(batch) for _ in range(1 if place.rehearses else REPEATS)]
+        yield {"batch": batch, "tokens_per_s_apart": median(rates)}
         yield from asked.profile(batch, place)
+
+
+def _asked(path: Path, cache: str, batches: tuple[int, ...], place: Place, fusions: Fusions) -> _Asked:
+    context, generated = (10, 4) if place.rehearses else (CONTEXT, GENERATED)
+    engine = place.engine(
+        path,
+        kv_dtype=cache,
+        max_sequences=max(batches),
+        max_length=context + generated + 1,
+        token_budget=64 if place.rehearses else 2048,
+        share_prefixes=False,
+        fusions=fusions,
+        **({"kv_cache_bytes": 64 << 20} if place.rehearses else {}),
+    )
+    place.wait()
+    return _Asked(engine, context, generated)
 
 
 class _Asked:
     """Requests with random prompts, each another."""
 
     def __init__(self, engine: Engine, context: int, generated: int) -> None:
-        self._engine, self._context, self._generated = engine, context, generated
+        self.engine, self.context, self.generated = engine, context, generated
         self._seeds = iter(range(10**6))
 
     def _add(self) -> str:
         from smelt.runtime import SamplingParams
         from smelt.runtime.measure.workload import random_prompt
 
-        prompt = random_prompt(self._context, self._engine.model.spec.vocabulary, next(self._seeds))
-        params = SamplingParams(max_tokens=self._generated, temperature=0, ignore_eos=True)
-        return self._engine.add_request(prompt, params)
+        prompt = random_prompt(self.context, self.engine.model.spec.vocabulary, next(self._seeds))
+        params = SamplingParams(max_tokens=self.generated, temperature=0, ignore_eos=True)
+        return self.engine.add_request(prompt, params)
 
     def alone(self) -> float:
         """Seconds of one request, from its arrival to its last token."""
@@ -105,21 +132,21 @@ class _Asked:
         return time.perf_counter() - begun
 
     def _finish(self) -> None:
-        while self._engine.has_work:
-            self._engine.step()
+        while self.engine.has_work:
+            self.engine.step()
 
     def _started(self, batch: int) -> None:
         """So many sequences, each with its first token."""
         waiting = {self._add() for _ in range(batch)}
         while waiting:
-            waiting -= {output.id for output in self._engine.step()}
+            waiting -= {output.id for output in self.engine.step()}
 
     def rate(self, batch: int) -> float:
         """Tokens a second once all sequences have their first."""
         self._started(batch)
         begun, seconds, tokens = time.perf_counter(), 0.0, 0
-        while self._engine.has_work:
-            stepped = self._engine.step()
+        while self.engine.has_work:
+            stepped = self.engine.step()
             if len(stepped) < batch and tokens:
                 break  # the first ones are through
             tokens += len(stepped)
@@ -128,7 +155,7 @@ class _Asked:
         return tokens / seconds
 
     def profile(self, batch: int, place: Place) -> Iterator[Row]:
-        """By kernel: launches and time of a step; and how long the device had nothing to do."""
+        """By kernel and grid: launches and time of a step; and how long the device had nothing to do."""
         from torch.profiler import ProfilerActivity, profile
 
         steps = 2 if place.rehearses else 32
@@ -136,18 +163,23 @@ class _Asked:
         activity = ProfilerActivity.CPU if place.rehearses else ProfilerActivity.CUDA
         with profile(activities=[activity], acc_events=True) as seen:
             for _ in range(steps):
-                self._engine.step()
+                self.engine.step()
             place.wait()
         self._finish()
-        kernels: dict[str, list[float]] = defaultdict(list)
-        first, last = float("inf"), 0.0
-        for event in seen.events() or []:
-            if place.rehearses or event.device_type == torch.autograd.DeviceType.CUDA:
-                span: Any = event.time_range
-                kernels[event.name].append(span.end - span.start)
-                first, last = min(first, span.start), max(last, span.end)
+        with tempfile.TemporaryDirectory() as folder:
+            # Only what is exported has grids.
+            trace = Path(folder) / "trace.json"
+            seen.export_chrome_trace(str(trace))
+            events = json.loads(trace.read_text())["traceEvents"]
+        kinds = ("cpu_op",) if place.rehearses else ("kernel", "gpu_memcpy", "gpu_memset")
+        events = [event for event in events if event.get("cat") in kinds]
+        kernels: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for event in events:
+            grid = event.get("args", {}).get("grid", [])
+            kernels[event["name"][:80], " x ".join(str(size) for size in grid)].append(event["dur"])
+        span = max(e["ts"] + e["dur"] for e in events) - min(e["ts"] for e in events)
         busy = sum(sum(times) for times in kernels.values())
-        yield {"batch": batch, "step_us": (last - first) / steps, "busy_us": busy / steps}
-        for name, times in sorted(kernels.items(), key=lambda item: -sum(item[1]))[:40]:
-            each = {"kernel": name[:80], "launches": len(times) / steps, "microseconds": sum(times) / steps}
-            yield {"batch": batch, **each}
+        yield {"batch": batch, "step_us": span / steps, "busy_us": busy / steps}
+        for (name, grid), times in sorted(kernels.items(), key=lambda item: -sum(item[1]))[:40]:
+            each = {"kernel": name, "launches": len(times) / steps, "microseconds": sum(times) / steps}
+            yield {"batch": batch, **each, **({"grid": grid} if grid else {})}

@@ -20,7 +20,7 @@ from ...cache_types import BY_KIND, QUANTIZED_KINDS
 from ...heads import Heads
 from ..base.kernel import Build, Case, Kernel, PreparedCase
 from ..base.launch import Launch, interpreted, takes_ptx
-from ..base.overlap import launch_and_wait
+from ..base.overlap import wait_and_launch
 from ..base.targets import Target, target_of
 from ..base.workspace import Workspace, workspace
 from ..rows.cached import LayerCache
@@ -154,7 +154,7 @@ def _attend_prompts(
     STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_and_wait(PDL)
+    wait_and_launch(PDL)
     head = tl.program_id(0)
     item = tl.program_id(1)
     if tl.load(work + 2 * item) >= 0:

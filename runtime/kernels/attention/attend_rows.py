@@ -21,7 +21,8 @@ from ...cache_types import BY_KIND, SELECTABLE_KINDS
 from ...heads import Heads
 from ..base.kernel import Build, Kernel
 from ..base.launch import Launch
-from ..base.overlap import launch_and_wait
+from ..base.overlap import wait_and_launch
+from ..base.products import finished
 from ..base.targets import Target, target_of
 from ..base.workspace import Workspace, workspace
 from ..rows.cached import LayerCache, cached_rows, numbers_of, padded
@@ -67,7 +68,7 @@ def _attend_rows(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_and_wait(PDL)
+    wait_and_launch(PDL)
     row = tl.arange(0, BM)
     inner = tl.arange(0, BN)
     scratch_stride = tl.multiple_of(scratch_stride, 16)
@@ -106,7 +107,7 @@ def _attend_rows(
                 valid = start + inner < stop
                 total += tl.sum(unscaled(shares, at, valid, value_scales, 0, True, KIND, ASM), 1)
                 found = numbers_of(values, at, valid, True, KIND, D, DP, DOT, ASM)
-                acc = tl.dot(shares.to(DOT), found, acc, input_precision="ieee")
+                acc = finished(tl.dot(shares.to(DOT), found, acc, input_precision="ieee"), ASM)
             tl.debug_barrier()
             tl.store(out + to, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 

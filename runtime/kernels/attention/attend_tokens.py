@@ -22,7 +22,7 @@ from ...cache_types import BY_KIND, QUANTIZED_KINDS, SELECTABLE_KINDS
 from ...heads import Heads
 from ..base.kernel import Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch
-from ..base.overlap import launch_and_wait
+from ..base.overlap import wait_and_launch
 from ..base.targets import Target, target_of
 from ..base.workspace import Workspace, workspace
 from ..rows.cached import LayerCache, cached_rows, numbers_of, padded, store_key_and_value, storing
@@ -255,7 +255,7 @@ def _attend_tokens(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_and_wait(PDL)
+    wait_and_launch(PDL)
     head = tl.program_id(0)
     item = tl.program_id(1)
     there, sequence, stop, first, last, part, parts, first_part = _my_part(
@@ -347,7 +347,7 @@ def _merge(
     PDL: tl.constexpr,
 ):
     """What the last program of a sequence does, as a launch of its own."""
-    launch_and_wait(PDL)
+    wait_and_launch(PDL)
     head = tl.program_id(0)
     wanted = tl.program_id(1)
     each = tl.arange(0, BATCH)

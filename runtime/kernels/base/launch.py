@@ -127,8 +127,8 @@ def noted(observer: Callable[[Launch], object]) -> Iterator[None]:
 # -----------------------------
 # At the end of a launch units are idle, and at the start of the next one programs compute their index, read their
 # arguments and wait for memory: a few microseconds, 200 times a token. From sm_90 on all launches here have the
-# attribute that lets them begin as soon as every program of the previous launch is running. In return each kernel
-# must follow a rule (check.py verifies it in the machine code):
+# attribute that lets them begin as soon as every program of the previous launch has ended or allowed it. In return each
+# kernel must follow a rule (check.py verifies it in the machine code):
 #
 #   Every program, on every path, waits (`wait_for_earlier` of overlap.py) before it reads what an earlier launch of the
 #   step wrote, and before it writes what an earlier launch may still read (outputs, workspaces, the cache). Also a program

@@ -17,7 +17,12 @@ _LINE = tl.constexpr(128)
 
 @triton.jit
 def launch_dependents(PDL: tl.constexpr):
-    """The next launch may begin when every program of this one is running: it takes what room they leave."""
+    """The next launch may begin when every program of this one has come here: it takes what room they leave.
+
+    Linears come here behind their loop. Where all kernels began with it, a decode step with tiles that were not tuned for
+    that took 8% longer on an H100 than without any overlap, and one with small programs a third longer: several later
+    launches at a time filled whatever unit had room first, and waited there.
+    """
     if PDL:
         gdc_launch_dependents()
 
@@ -30,10 +35,10 @@ def wait_for_earlier(PDL: tl.constexpr):
 
 
 @triton.jit
-def launch_and_wait(PDL: tl.constexpr):
-    """Both, first of all: for kernels that have nothing to do before."""
-    launch_dependents(PDL)
+def wait_and_launch(PDL: tl.constexpr):
+    """Both, first of all: for kernels that are short, or leave room. Not the other way round: a chain of launches would wait."""
     wait_for_earlier(PDL)
+    launch_dependents(PDL)
 
 
 @triton.jit

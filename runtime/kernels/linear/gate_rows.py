@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch
-from ..base.overlap import launch_and_wait
+from ..base.overlap import wait_and_launch
 from ..base.targets import Target
 from .finish import activated, activation, is_gated
 from .packing import interleaved
@@ -23,7 +23,7 @@ _TILE = 2048  # outputs of a program: two 16-byte accesses per thread of four wa
 def _gate_rows(
     x, out, OUTPUTS, x_stride, GATE: tl.constexpr, GATED: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr
 ):
-    launch_and_wait(PDL)
+    wait_and_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = columns < OUTPUTS

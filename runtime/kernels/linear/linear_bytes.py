@@ -70,7 +70,6 @@ def _linear_bytes(
 ):
     CODE: tl.constexpr = weight.dtype.element_ty
     SUM: tl.constexpr = tl.int32 if CODE == tl.int8 else tl.float32  # pyright: ignore[reportAssignmentType]
-    launch_dependents(PDL)
     pid = tl.program_id(0)
     part_id = tl.program_id(1)
     # Tiles of rows that share weights run together, so that the weights are read from memory once.
@@ -134,6 +133,7 @@ def _linear_bytes(
         else:
             # Hopper's sums of e4m3 products have few bits; they are added up in float32 every 128 columns.
             acc = tl.dot(weights, tl.trans(codes), acc, max_num_imprecise_acc=128)
+    launch_dependents(PDL)
     if SLICES > 1:
         acc = tl.sum(acc, 0)
     sums = acc.to(tl.float32)

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, poisoned
 from ..base.launch import GENERAL, Launch, multiplied_as, takes_ptx
 from ..base.overlap import launch_dependents, prefetch_runs, wait_for_earlier
+from ..base.products import finished
 from ..base.targets import Target
 from ..base.workspace import Workspace, workspace
 from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
@@ -179,7 +180,6 @@ def _linear_codes(
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_dependents(PDL)
     pid = tl.program_id(0)
     part_id = tl.program_id(1)
     # Tiles of rows that share weights run together, so that the weights are read from memory once.
@@ -191,7 +191,7 @@ def _linear_codes(
     if PDL and not GROUPED:
         # Which weights an expert's program reads, an earlier launch says.
         TWICE: tl.constexpr = FORMAT == "int8" or FORMAT == "float8" or FORMAT == "int3" or FORMAT == "sparse4"
-        OF_BLOCK: tl.constexpr = 2 if TWICE else 1
+        OF_BLOCK: tl.constexpr = 2 if TWICE else 1  # pyright: ignore[reportAssignmentType]
         PLANES: tl.constexpr = OF_BLOCK * SLICES * STEP // BLOCK
         mine = tl.cdiv(tl.cdiv(K, STEP * SLICES), split)
         end = tl.minimum(part_id * mine + mine, tl.cdiv(K, STEP * SLICES)) * PLANES - 1
@@ -273,7 +273,8 @@ def _linear_codes(
                         if (first + 64) % WIDE == 0:
                             acc += part * _across(_scale_of(word, at, KIND, SCALE_TYPE))
         if FOLD or KIND == "none":
-            acc = unpack.multiplied(acc, ASM)
+            acc = finished(acc, ASM)
+    launch_dependents(PDL)
     if SLICES > 1:
         acc = tl.sum(acc, 0)
     if PARTED:

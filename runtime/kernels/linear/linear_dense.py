@@ -63,7 +63,6 @@ def _linear_dense(
     HALF: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_dependents(PDL)
     pid = tl.program_id(0)
     part_id = tl.program_id(1)
     # Tiles of rows that share weights run together, so that the weights are read from memory once.
@@ -104,6 +103,7 @@ def _linear_dense(
             weights = tl.load(w_rows + columns[None, :], mask=inside, other=0.0)
             inputs = tl.load(x_rows + columns[None, :], mask=valid[:, None] & inside, other=0.0)
         acc = tl.dot(weights.to(HALF), tl.trans(inputs.to(HALF)), acc)
+    launch_dependents(PDL)
     if SLICES > 1:
         acc = tl.sum(acc, 0)
     if PARTED:

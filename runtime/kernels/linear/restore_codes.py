@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, poisoned
 from ..base.launch import Launch, multiplied_as, takes_ptx
-from ..base.overlap import launch_and_wait
+from ..base.overlap import wait_and_launch
 from ..base.targets import Target
 from .codes_weight import CodesWeight, prepare
 from .linear_codes import CodesCase, pieces_of, scaled
@@ -42,7 +42,7 @@ def _restore_codes(
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_and_wait(PDL)
+    wait_and_launch(PDL)
     n0 = tl.program_id(0) * BN
     step = tl.program_id(1)
     n = n0 + tl.arange(0, BN)

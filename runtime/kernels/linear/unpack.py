@@ -71,19 +71,6 @@ def side_by_side(a, b, c, d):
 
 
 @triton.jit
-def multiplied(acc, ASM: tl.constexpr):
-    """``acc``, once the products that it sums up are finished.
-
-    Hopper's products read the left operand's registers while the program goes on. Triton (3.6, and 3.7 as well) lets some
-    of them be under way when the next iteration unpacks into these registers, issue 9433 there, unless something in the
-    loop uses the sums: this does, and becomes no instruction.
-    """
-    if ASM:
-        return tl.inline_asm_elementwise("// $0", "=f,0", [acc], dtype=tl.float32, is_pure=True, pack=1)
-    return acc
-
-
-@triton.jit
 def minus(a, b, HALF: tl.constexpr, ASM: tl.constexpr):
     """``a - b``, two at a time."""
     if ASM:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch
-from ..base.overlap import launch_and_wait
+from ..base.overlap import wait_and_launch
 from ..base.targets import Target
 
 KINDS = ("forward_kl", "reverse_kl", "jsd", "total_variation", "cross_entropy", "top_kl")
@@ -73,7 +73,7 @@ def _loss_rows(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_and_wait(PDL)
+    wait_and_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
     student += row * student_stride
     slopes += row * V

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch, interpreted
-from ..base.overlap import launch_and_wait
+from ..base.overlap import wait_and_launch
 from ..base.targets import Target
 from .quantize_rows import LARGEST, NAMES, TARGETS_OF, rounded, scale_of
 from .quantize_rows import reference as codes_and_scales
@@ -131,7 +131,7 @@ def _normalize_rows(
     SOFT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_and_wait(PDL)
+    wait_and_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < K

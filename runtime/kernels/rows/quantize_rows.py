@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase
 from ..base.launch import Launch, interpreted
-from ..base.overlap import launch_and_wait
+from ..base.overlap import wait_and_launch
 from ..base.targets import Target
 
 # The code of a row's largest magnitude: for int8 it is between its two ends, as in compressed-tensors.
@@ -103,7 +103,7 @@ def _quantize_rows(
     BACK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_and_wait(PDL)
+    wait_and_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
     inner = tl.arange(0, TILE)
     if BY_BLOCK:

@@ -17,7 +17,7 @@ from ...cache_types import BY_KIND, QUANTIZED_KINDS, SELECTABLE_KINDS
 from ...heads import Heads
 from ..base.kernel import Build, Case, Kernel, PreparedCase
 from ..base.launch import Launch, interpreted
-from ..base.overlap import launch_and_wait
+from ..base.overlap import wait_and_launch
 from ..base.targets import Target
 from .cached import LayerCache, layer_cache, padded, restored, rotation, store_key_and_value, storing, targets_of
 
@@ -192,7 +192,7 @@ def _rotate_and_store(
     SOFT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_and_wait(PDL)
+    wait_and_launch(PDL)
     token = tl.program_id(0)
     head = tl.program_id(1)
     slot = tl.load(slots + token)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..base.kernel import Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch
-from ..base.overlap import launch_and_wait
+from ..base.overlap import wait_and_launch
 from ..base.targets import Target
 
 # Of a row, for a program of the first launch. A top-k no larger than the number of chunks has a good lower bound at once.
@@ -194,7 +194,7 @@ def _logit_statistics(
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_and_wait(PDL)
+    wait_and_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     first = chunk * CHUNK
@@ -411,7 +411,7 @@ def _choose_tokens(
     TILE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_and_wait(PDL)
+    wait_and_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     if slot < 0:

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ import triton
 from torch import Tensor
 
 from ....system.progress import Log
-from ..base.launch import Launch, overlapping
+from ..base.launch import Launch
 from ..base.precompile import precompile
 from ..base.targets import Target, target_of
 from ..tiles.tile import Tiles, file_name, read, text, tiles_of
@@ -118,14 +117,12 @@ def search(work: Sequence[Tunable], device: torch.device, limit_s: float, log: L
             asked = [(one, one.asked(done)) for one in searches if done < one.of.rounds]
             launches = [x for one, tiles in asked for tile in tiles for x in one.of.launches(tile, target)]
             log(f"{stage}, round {done + 1}: compiling up to {len(launches)} variants")
-            with _as_timed():
-                precompile(launches, log)
+            precompile(launches, log)
             for one, tiles in asked:
                 if time.monotonic() - start > limit_s:
                     log(f"{one.of.name}: round {done + 1} not reached in {limit_s:.0f} s")
                     continue
-                with _as_timed():
-                    lives = one.take(tiles, log)
+                lives = one.take(tiles, log)
                 # A tile that crashed the device would do so again.
                 best = one.found(finished=not lives or done + 1 == one.of.rounds)
                 if best is not None:
@@ -133,15 +130,6 @@ def search(work: Sequence[Tunable], device: torch.device, limit_s: float, log: L
                     yield best
                 if not lives:
                     return
-
-
-def _as_timed() -> AbstractContextManager[None]:
-    """How launches are timed: one after another.
-
-    In a step a product seldom follows one of its kind. Where it does, the programs that wait for the first to end take
-    room and prefetch, and tiles that suit this are not the fastest in a step.
-    """
-    return overlapping(False)
 
 
 def require_gpu() -> None:
