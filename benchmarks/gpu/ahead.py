@@ -1,0 +1,128 @@
+"""Compiles here what a GPU machine will launch, so that minutes there are not spent compiling: for its Triton's cache.
+
+python -m benchmarks.gpu.ahead FOLDER [--target sm_90]
+
+Run it with the Triton and the Python of that machine, in a virtual environment (any build of torch), and carry FOLDER there,
+to the same path, as TRITON_CACHE_DIR. A thousand kernels take about 10 MB, packed. Covered are the kernels' cases, linears as
+measured, and what tuning tries first at one row; engines compile their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .results import REPOSITORY
+
+if TYPE_CHECKING:
+    from smelt.runtime.kernels.base.launch import Launch
+    from smelt.runtime.kernels.base.targets import Target
+
+# What only people read.
+_BETWEEN = (".ttir", ".ttgir", ".llir", ".ptx", ".source")
+
+
+class CompilingDriver:
+    """All that Triton asks a driver for before it launches, which it never does here."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def get_current_target(self) -> Any:
+        """What is compiled for."""
+        return self._target.of_triton()
+
+    def get_current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        """The default."""
+        return 0
+
+
+def main() -> None:
+    """Compile in as many processes as there are processors, and keep what launches need."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--target", default="sm_90")
+    parser.add_argument("--share", type=int, nargs=2, metavar=("I", "N"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.share:
+        _compile(given.target, *given.share)
+        return
+    folder = given.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    count = os.cpu_count() or 1
+    with tempfile.TemporaryDirectory() as link:
+        # The repository is the package smelt; here nothing needs to be installed, either.
+        (Path(link) / "smelt").symlink_to(REPOSITORY)
+        paths = os.pathsep.join([link, str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+        failed = _in_shares(given.target, folder, count, paths)
+    for path in folder.rglob("*"):
+        if path.suffix in _BETWEEN:
+            path.unlink()
+    kernels = list(folder.rglob("*.cubin"))
+    print(f"{len(kernels)} kernels, {sum(path.stat().st_size for path in kernels) / 1e6:.0f} MB in {folder}")
+    sys.exit(1 if failed else 0)
+
+
+def _in_shares(target: str, folder: Path, count: int, paths: str) -> int:
+    """How many processes failed."""
+    more = {"TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "benchmarks.gpu.ahead", str(folder), "--target", target, "--share"]
+    shares = [
+        subprocess.Popen([*command, str(i), str(count)], env=os.environ | more, cwd=REPOSITORY) for i in range(count)
+    ]
+    return sum(share.wait() != 0 for share in shares)
+
+
+def _compile(name: str, share: int, count: int) -> None:
+    from smelt.runtime.kernels.base.precompile import identity, precompile
+    from smelt.runtime.kernels.base.targets import TARGETS
+    from triton.runtime.driver import driver
+
+    target = TARGETS[name]
+    driver.set_active(CompilingDriver(target))  # pyright: ignore[reportArgumentType]
+    known = {identity(launch): launch for launch in _launches(target)}
+    mine = list(known.values())[share::count]
+    print(f"{len(mine)} of {len(known)} kernels", flush=True)
+    precompile(mine, lambda line: print(line, flush=True))
+
+
+def _launches(target: Target) -> Iterator[Launch]:
+    import torch
+    from smelt.runtime.kernels.tiles.tile import tiles_of_target
+    from smelt.runtime.kernels.tools.registry import KERNELS
+    from smelt.runtime.kernels.tools.tune_linears import linears
+
+    from .parts.linears import plan
+    from .place import Place
+
+    for kernel in KERNELS:
+        for case in kernel.cases:
+            if case.launch is not None and (not case.targets or target.name in case.targets):
+                yield case.launch(target)
+    for planned in plan(Place(torch.device("meta"), rehearses=False, quick=False, runs=1, scratch=None, output=None)):
+        if planned.case is not None:
+            yield planned.case.launch(target)
+    # Of int4, the gate's product is compiled apart; in its first rounds tuning tries sizes, then iterations of the best size.
+    for one in linears(("int4",), shapes=((4096, 4096), (28672, 4096)), rows=(1,)):
+        sizes = one.around(one.shipped(tiles_of_target(target)), 0, target)
+        for tile in sizes:
+            yield from one.launches(tile, target)
+        for tile in dict.fromkeys(replace(size, split=1, step=128, stages=3) for size in sizes if size.rows == 8):
+            for found in one.around(tile, 1, target):
+                for split in (1, 2) if found.slices == 1 else (1,):
+                    yield from one.launches(replace(found, split=split), target)
+
+
+if __name__ == "__main__":
+    main()
