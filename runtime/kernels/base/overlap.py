@@ -20,8 +20,8 @@ def launch_dependents(PDL: tl.constexpr):
     """The next launch may begin when every program of this one has come here: it takes what room they leave.
 
     Linears come here behind their loop. Where all kernels began with it, a decode step with tiles that were not tuned for
-    that took 8% longer on an H100 than without any overlap, and one with small programs a third longer: several later
-    launches at a time filled whatever unit had room first, and waited there.
+    that took 8% longer on an H100 than without any overlap, we think because several later launches at a time filled
+    whatever unit had room first, and waited there (docs/gpu.md).
     """
     if PDL:
         gdc_launch_dependents()
