@@ -23,7 +23,9 @@ from .results import SHIPPED, Entry, Results, source_hash
 
 # The most important first. What tuning changes is measured again where tiles are others now.
 STAGES = {
-    "check": (("check", "compile_all"), ("check", "small_cases"), ("check", "end_to_end"), ("check", "large_cases")),
+    "check": tuple(
+        ("check", part) for part in ("compile_all", "small_cases", "end_to_end", "large_cases", "engine_tests")
+    ),
     "numbers": tuple(
         ("numbers", part) for part in ("ceilings", "decode", "attention", "linears", "rows", "decode_others")
     ),
