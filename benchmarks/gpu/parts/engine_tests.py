@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..job import Job, Row
 from ..place import Place
+
+if TYPE_CHECKING:
+    import pytest
 
 IMPORTS = ("pytest", "transformers", "compressed_tensors", "pydantic", "loguru", "psutil", "scipy", "smelt.compress")
 WORKERS = 8
@@ -40,18 +44,18 @@ def _tested(name: str, place: Place) -> Iterator[Row]:
 
 
 class _Seen:
-    """What pytest tells: names of tests, how they ended, and the last line of what went wrong."""
+    """What pytest reports: names of tests, how they ended, and the last line of what went wrong."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.outcomes: list[str] = []
         self.failures: list[str] = []
 
-    def pytest_collection_finish(self, session: object) -> None:
-        self.names = [item.nodeid for item in session.items]  # type: ignore[attr-defined]
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.names = [item.nodeid for item in session.items]
 
-    def pytest_runtest_logreport(self, report: object) -> None:
-        if report.when == "call" or report.outcome != "passed":  # type: ignore[attr-defined]
-            self.outcomes.append(report.outcome)  # type: ignore[attr-defined]
-        if report.outcome == "failed":  # type: ignore[attr-defined]
-            self.failures.append((report.longreprtext.strip().splitlines() or ["failed"])[-1][:300])  # type: ignore[attr-defined]
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes.append(report.outcome)
+        if report.outcome == "failed":
+            self.failures.append((report.longreprtext.strip().splitlines() or ["failed"])[-1][:300])
