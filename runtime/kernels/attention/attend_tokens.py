@@ -32,7 +32,7 @@ from .attend_prompts import attention_constants
 from .case import AttentionCase, attention_cases, reference
 from .flash import CHANGING, Runs, exponents, factor_of, unscaled
 
-_FEW = tl.constexpr(4)  # parts that even a short sequence has
+_FEW = tl.constexpr(8)  # parts that even a short sequence has
 _MERGED = tl.constexpr(4096)  # numbers of parts that a program reads at once to merge them: as many as registers hold
 
 

@@ -18,120 +18,19 @@ from torch import Tensor
 
 from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, poisoned
 from ..base.launch import GENERAL, Launch, multiplied_as, takes_ptx
-from ..base.overlap import launch_dependents, prefetch_runs, wait_for_earlier
+from ..base.overlap import launch_dependents, wait_for_earlier
 from ..base.products import finished
 from ..base.targets import Target
 from ..base.workspace import Workspace, workspace
 from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
 from . import unpack
+from .codes import across, pieces_of, scale_of, scaled, words_of
 from .codes_weight import CodesWeight, of_experts, prepare
 from .finish import ONE_TILE, activated, store_outputs, sum_of_parts
 from .packing import FORMATS, SCALES
 from .routing import Routing, route
+from .slices import begin_slices, sum_slices
 from .start import room_for, routed_product, rows_of
-
-
-@triton.jit
-def _scale_of(word, part, KIND: tl.constexpr, SCALE_TYPE: tl.constexpr):
-    """The scale in one part of a word, in float32."""
-    if KIND == "full":
-        return word.to(tl.float32, bitcast=True)
-    elif KIND == "e8m0":
-        return (((word >> (part * 8)) & 0xFF) << 23).to(tl.float32, bitcast=True)
-    elif KIND == "e4m3":
-        # Scales are not negative, and 2^120 makes up for the difference of the exponents' biases.
-        return (((word >> (part * 8)) & 0xFF) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
-    else:
-        bits = word if KIND == "zero" else word >> (part * 16)
-        if SCALE_TYPE == tl.bfloat16:
-            return (bits << 16).to(tl.float32, bitcast=True)
-        else:
-            return (bits & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _words(pointer, place, BN: tl.constexpr, ONCE: tl.constexpr, SLICES: tl.constexpr):
-    if SLICES > 1:
-        return unpack.load_slices(pointer, place, SLICES, BN)
-    else:
-        return unpack.load_words(pointer, place, BN, ONCE)
-
-
-@triton.jit
-def _across(values):
-    """Values of rows, to be spread over columns."""
-    return tl.expand_dims(values, len(values.shape))
-
-
-@triton.jit
-def pieces_of(
-    codes,
-    more,
-    block,
-    rows,
-    n0,
-    BN: tl.constexpr,
-    FORMAT: tl.constexpr,
-    HALF: tl.constexpr,
-    ASM: tl.constexpr,
-    ONCE: tl.constexpr,
-    SLICES: tl.constexpr,
-):
-    """A block's weights, as a tuple of ``[BN, 16]``; ``rows`` are all that the matrix is filled up to.
-
-    With slices ``block`` has one of each, ``[SLICES, 1]``, and so have the weights.
-    """
-    if FORMAT == "int4":
-        return unpack.int4(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
-    elif FORMAT == "float4":
-        return unpack.float4(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
-    elif FORMAT == "int2":
-        return unpack.int2(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
-    elif FORMAT == "upper4":
-        return unpack.upper4(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
-    elif FORMAT == "nested8":
-        upper = _words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES)
-        lower = _words(more, (block * rows + n0) * 16, BN, ONCE, SLICES)
-        return unpack.nested8(upper, lower, HALF, ASM)
-    else:
-        first = _words(codes, (2 * block * rows + n0) * 16, BN, ONCE, SLICES)
-        second = _words(codes, ((2 * block + 1) * rows + n0) * 16, BN, ONCE, SLICES)
-        if FORMAT == "int8":
-            a = unpack.int8(first, HALF, ASM)
-            b = unpack.int8(second, HALF, ASM)
-            return a[0], a[1], b[0], b[1]
-        elif FORMAT == "float8":
-            c = unpack.float8(first, HALF, ASM)
-            d = unpack.float8(second, HALF, ASM)
-            return c[0], c[1], d[0], d[1]
-        else:
-            other = _words(more, (block * rows + n0) * 16, BN, ONCE, SLICES)
-            if FORMAT == "int3":
-                e = unpack.int3(first, other, False, HALF, ASM)
-                f = unpack.int3(second, other, True, HALF, ASM)
-            else:
-                e = unpack.sparse4(first, other, False, HALF, ASM)
-                f = unpack.sparse4(second, other, True, HALF, ASM)
-            return e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7], f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]
-
-
-@triton.jit
-def scaled(
-    piece,
-    word,
-    part,
-    KIND: tl.constexpr,
-    SCALE_TYPE: tl.constexpr,
-    HALF: tl.constexpr,
-    FOLD: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    """A piece less its group's zero-points, and times its scales if they are folded into the weights."""
-    if KIND == "zero":
-        piece = unpack.minus(piece, _across((word >> 16).to(tl.float32).to(HALF)), HALF, ASM)
-    if FOLD:
-        piece = unpack.times(piece, _across(_scale_of(word, part, KIND, SCALE_TYPE).to(HALF)), HALF, ASM)
-    return piece
 
 
 @triton.jit(do_not_specialize=GENERAL)
@@ -175,6 +74,9 @@ def _linear_codes(
     STEP: tl.constexpr,
     PARTED: tl.constexpr,
     SLICES: tl.constexpr,
+    EACH: tl.constexpr,
+    ROWS: tl.constexpr,
+    SINGLE: tl.constexpr,
     STAGES: tl.constexpr,
     HALF: tl.constexpr,
     ASM: tl.constexpr,
@@ -183,19 +85,16 @@ def _linear_codes(
     pid = tl.program_id(0)
     part_id = tl.program_id(1)
     # Tiles of rows that share weights run together, so that the weights are read from memory once.
-    pm = pid % row_tiles
-    pn = pid // row_tiles
+    pm = 0 if SINGLE else pid % row_tiles
+    pn = pid if SINGLE else pid // row_tiles
     n0 = pn * BN
     n = n0 + tl.arange(0, BN)
     place = pm * BM + tl.arange(0, BM)
-    if PDL and not GROUPED:
+    # Columns whose scales share a word.
+    COVERS: tl.constexpr = G * SHARE if SHARE > 0 else STEP
+    if SLICES > 1 and not GROUPED:
         # Which weights an expert's program reads, an earlier launch says.
-        TWICE: tl.constexpr = FORMAT == "int8" or FORMAT == "float8" or FORMAT == "int3" or FORMAT == "sparse4"
-        OF_BLOCK: tl.constexpr = 2 if TWICE else 1  # pyright: ignore[reportAssignmentType]
-        PLANES: tl.constexpr = OF_BLOCK * SLICES * STEP // BLOCK
-        mine = tl.cdiv(tl.cdiv(K, STEP * SLICES), split)
-        end = tl.minimum(part_id * mine + mine, tl.cdiv(K, STEP * SLICES)) * PLANES - 1
-        prefetch_runs(codes, part_id * mine * PLANES, end, FILLED * 32, n0.to(tl.int64) * 32, BN * 32)
+        mine = begin_slices(codes, more, scales, part_id, n0, EACH, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES)
     wait_for_earlier(PDL)
     if GROUPED:
         expert = tl.load(block_expert + pm).to(tl.int64)
@@ -209,74 +108,73 @@ def _linear_codes(
         if row_scales is not None:
             row_scales += expert * FILLED
     slot, valid, x_row = rows_of(slots, place, M, GROUPED, PER_TOKEN)
-    x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
     steps = tl.cdiv(K, STEP * SLICES)
-    each = tl.cdiv(steps, split)
     if SLICES > 1:
-        # Each warp has columns of its own, as if it were a program; sums are added up at the end.
-        slices = tl.arange(0, SLICES)[:, None]
-        wanted = valid[None, :, None]
+        if GROUPED:
+            mine = begin_slices(
+                codes, more, scales, part_id, n0, EACH, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES
+            )
+        acc = sum_slices(
+            mine, x, x_row, x_stride, valid, scales, part_id, steps, n0, EACH, EVEN, ROWS, STEP, BLOCK, BN, BM,
+            FORMAT, KIND, SHARE, G, SCALE_TYPE, FOLD, COVERS, SLICES, HALF, ASM,
+        )  # fmt: skip
     else:
-        slices = 0
-        wanted = valid[:, None]
-    acc = tl.zeros([SLICES, BN, BM] if SLICES > 1 else [BN, BM], tl.float32)
-    # Columns whose scales share a word; of those, what an iteration has; and whether that is all.
-    COVERS: tl.constexpr = G * SHARE if SHARE > 0 else STEP
-    WITHIN: tl.constexpr = COVERS if COVERS < STEP else STEP
-    WHOLE: tl.constexpr = STEP % COVERS == 0
-    WIDE: tl.constexpr = G if G < STEP else STEP
-    for step in tl.range(part_id * each, tl.minimum(part_id * each + each, steps), num_stages=STAGES):
-        slice_step = step * SLICES + slices
-        k0 = slice_step * STEP
-        word = tl.zeros([SLICES, BN] if SLICES > 1 else [BN], tl.int32)
-        part = tl.zeros_like(acc)
-        for b in tl.static_range(STEP // BLOCK):
-            block = slice_step * (STEP // BLOCK) + b
-            pieces = pieces_of(codes, more, block, FILLED, n0, BN, FORMAT, HALF, ASM, BM <= ONE_TILE, SLICES)
-            for s in tl.static_range(BLOCK // 64):
-                k = k0 + b * BLOCK + s * 64
-                columns = k + tl.arange(0, 64)
-                columns = tl.expand_dims(columns, len(columns.shape) - 1)
-                mask = wanted if EVEN else wanted & (columns < K)
-                inputs = tl.load(x_rows + columns, mask=mask, other=0.0).to(HALF)
-                if FORMAT == "sparse4":
-                    # Of four neighbours each is in another piece.
-                    inputs = tl.reshape(tl.permute(tl.reshape(inputs, [BM, 16, 4]), [0, 2, 1]), [BM, 64])
-                a, p, c, d = pieces[4 * s], pieces[4 * s + 1], pieces[4 * s + 2], pieces[4 * s + 3]
-                if KIND == "none":
-                    acc = tl.dot(unpack.side_by_side(a, p, c, d), tl.trans(inputs), acc)
-                else:
-                    first = b * BLOCK + s * 64
-                    if first % WITHIN == 0:
-                        word = tl.load(scales + (k // COVERS) * FILLED + n)
-                    at = first % COVERS // G if WHOLE else k % COVERS // G
-                    if FOLD or KIND == "zero":
-                        a = scaled(a, word, at, KIND, SCALE_TYPE, HALF, FOLD, ASM)
-                        if WITHIN == 16:
-                            word = tl.load(scales + (k // 16 + 1) * FILLED + n)
-                        p = scaled(p, word, at + 16 // G, KIND, SCALE_TYPE, HALF, FOLD, ASM)
-                        if WITHIN <= 32:
-                            word = tl.load(scales + ((k + 32) // COVERS) * FILLED + n)
-                        c = scaled(c, word, (at + 32 // G) % SHARE, KIND, SCALE_TYPE, HALF, FOLD, ASM)
-                        if WITHIN == 16:
-                            word = tl.load(scales + (k // 16 + 3) * FILLED + n)
-                        d = scaled(d, word, (at + 48 // G) % SHARE, KIND, SCALE_TYPE, HALF, FOLD, ASM)
-                    weights = unpack.side_by_side(a, p, c, d)
-                    if FOLD:
-                        acc = tl.dot(weights, tl.trans(inputs), acc)
+        acc = tl.zeros([BN, BM], tl.float32)
+        x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
+        # Of the columns whose scales share a word what an iteration has, and whether that is all.
+        WITHIN: tl.constexpr = COVERS if COVERS < STEP else STEP
+        WHOLE: tl.constexpr = STEP % COVERS == 0
+        WIDE: tl.constexpr = G if G < STEP else STEP
+        each = tl.cdiv(steps, split)
+        for step in tl.range(part_id * each, tl.minimum(part_id * each + each, steps), num_stages=STAGES):
+            k0 = step * STEP
+            word = tl.zeros([BN], tl.int32)
+            part = tl.zeros_like(acc)
+            for b in tl.static_range(STEP // BLOCK):
+                block = step * (STEP // BLOCK) + b
+                words = words_of(codes, more, block, FILLED, n0, BN, FORMAT, BM <= ONE_TILE)
+                pieces = pieces_of(words, FORMAT, HALF, ASM)
+                for s in tl.static_range(BLOCK // 64):
+                    k = k0 + b * BLOCK + s * 64
+                    columns = k + tl.arange(0, 64)[None, :]
+                    mask = valid[:, None] if EVEN else valid[:, None] & (columns < K)
+                    inputs = tl.load(x_rows + columns, mask=mask, other=0.0).to(HALF)
+                    if FORMAT == "sparse4":
+                        # Of four neighbours each is in another piece.
+                        inputs = tl.reshape(tl.permute(tl.reshape(inputs, [BM, 16, 4]), [0, 2, 1]), [BM, 64])
+                    a, p, c, d = pieces[4 * s], pieces[4 * s + 1], pieces[4 * s + 2], pieces[4 * s + 3]
+                    if KIND == "none":
+                        acc = tl.dot(unpack.side_by_side(a, p, c, d), tl.trans(inputs), acc)
                     else:
-                        # A group's weights are whole numbers; it is scaled when it is summed up.
-                        if first % WIDE == 0:
-                            part = tl.dot(weights, tl.trans(inputs))
+                        first = b * BLOCK + s * 64
+                        if first % WITHIN == 0:
+                            word = tl.load(scales + (k // COVERS) * FILLED + n)
+                        at = first % COVERS // G if WHOLE else k % COVERS // G
+                        if FOLD or KIND == "zero":
+                            a = scaled(a, word, at, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                            if WITHIN == 16:
+                                word = tl.load(scales + (k // 16 + 1) * FILLED + n)
+                            p = scaled(p, word, at + 16 // G, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                            if WITHIN <= 32:
+                                word = tl.load(scales + ((k + 32) // COVERS) * FILLED + n)
+                            c = scaled(c, word, (at + 32 // G) % SHARE, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                            if WITHIN == 16:
+                                word = tl.load(scales + (k // 16 + 3) * FILLED + n)
+                            d = scaled(d, word, (at + 48 // G) % SHARE, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                        weights = unpack.side_by_side(a, p, c, d)
+                        if FOLD:
+                            acc = tl.dot(weights, tl.trans(inputs), acc)
                         else:
-                            part = tl.dot(weights, tl.trans(inputs), part)
-                        if (first + 64) % WIDE == 0:
-                            acc += part * _across(_scale_of(word, at, KIND, SCALE_TYPE))
-        if FOLD or KIND == "none":
-            acc = finished(acc, ASM)
+                            # A group's weights are whole numbers; it is scaled when it is summed up.
+                            if first % WIDE == 0:
+                                part = tl.dot(weights, tl.trans(inputs))
+                            else:
+                                part = tl.dot(weights, tl.trans(inputs), part)
+                            if (first + 64) % WIDE == 0:
+                                acc += part * across(scale_of(word, at, KIND, SCALE_TYPE))
+            if FOLD or KIND == "none":
+                acc = finished(acc, ASM)
     launch_dependents(PDL)
-    if SLICES > 1:
-        acc = tl.sum(acc, 0)
     if PARTED:
         acc, last = sum_of_parts(acc, parts, arrived, pid, part_id, slot, valid, n, M, FILLED, split)
         if not last:
@@ -313,9 +211,14 @@ def launch(
         "SCALE_TYPE": tl.bfloat16 if weight.scale_type == torch.bfloat16 else tl.float16,
         "FOLD": fold,
         "GATE": weight.gate,
-        "EVEN": weight.columns % step == 0,
+        # With slices all columns divide; here it says whether parts are equal.
+        "EVEN": steps % common.split == 0 if tile.slices > 1 else weight.columns % step == 0,
         "STEP": step,
         "SLICES": tile.slices,
+        # With slices each shape of weights is compiled by itself, so that addresses are sums of constants.
+        "EACH": -(-steps // common.split) if tile.slices > 1 else 0,
+        "ROWS": weight.filled if tile.slices > 1 else 0,
+        "SINGLE": tile.slices > 1 and routing is None and x.shape[0] <= tile.rows,
         "HALF": multiplied_as(x.dtype),
         "ASM": takes_ptx(x.device),
     }

@@ -14,8 +14,9 @@ from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, p
 from ..base.launch import Launch, multiplied_as, takes_ptx
 from ..base.overlap import wait_and_launch
 from ..base.targets import Target
+from .codes import pieces_of, scaled, words_of
 from .codes_weight import CodesWeight, prepare
-from .linear_codes import CodesCase, pieces_of, scaled
+from .linear_codes import CodesCase
 from .packing import FORMATS, SCALES
 
 _ROWS = 64  # that a program restores, 256 columns wide
@@ -51,7 +52,8 @@ def _restore_codes(
     if row_scales is not None:
         by_row = tl.load(row_scales + n)
     for b in tl.static_range(256 // BLOCK):  # pyright: ignore[reportGeneralTypeIssues]
-        found = pieces_of(codes, more, step * (256 // BLOCK) + b, FILLED, n0, BN, FORMAT, HALF, ASM, True, 1)
+        words = words_of(codes, more, step * (256 // BLOCK) + b, FILLED, n0, BN, FORMAT, True)
+        found = pieces_of(words, FORMAT, HALF, ASM)
         for i in tl.static_range(BLOCK // 16):
             k = step * 256 + b * BLOCK + i * 16
             piece = found[i]

@@ -51,23 +51,14 @@ def load_words(pointer, place, BN: tl.constexpr, ONCE: tl.constexpr):
 
 
 @triton.jit
-def load_slices(pointer, places, SLICES: tl.constexpr, BN: tl.constexpr):
-    """The same for each of some places ``[SLICES, 1]``, as ``[SLICES, BN, 16]``: each warp reads what it multiplies."""
-    tile, lane = tl.arange(0, BN // 16), tl.arange(0, 32)
-    within = tile[:, None, None, None] * 256 + lane[None, None, :, None] * 8 + tl.arange(0, 8)[None, None, None, :]
-    words = tl.load(pointer + (places[None, :, :, None] + within), eviction_policy="evict_first")
-    words = tl.permute(tl.reshape(words, [BN // 16, SLICES, 8, 4, 2, 2, 2]), [1, 0, 5, 2, 4, 3, 6])
-    return tl.reshape(words, [SLICES, BN, 16])
-
-
-@triton.jit
 def side_by_side(a, b, c, d):
-    """Four ``[BN, 16]`` as ``[BN, 64]``, or the same of slices; nothing moves between threads."""
+    """Four ``[BN, 16]`` as ``[BN, 64]``.
+
+    Nothing moves between threads for Hopper's products; for older ones, which narrow tiles take, Triton then wants another
+    order, and words go through shared memory. slices.py does without.
+    """
     together = tl.join(tl.join(a, c), tl.join(b, d))
-    if len(a.shape) == 3:
-        return tl.reshape(tl.permute(together, [0, 1, 3, 4, 2]), [a.shape[0], a.shape[1], 64])
-    else:
-        return tl.reshape(tl.permute(together, [0, 2, 3, 1]), [a.shape[0], 64])
+    return tl.reshape(tl.permute(together, [0, 2, 3, 1]), [a.shape[0], 64])
 
 
 @triton.jit

@@ -85,7 +85,7 @@ class LinearTuning:
             heights = (8, 16) if rows <= 8 else (16,)
             sizes = ((64, 4, 1), (32, 2, 1), (16, 1, 1), (128, 4, 1), (128, 8, 1), (64, 2, 1))
             if rows <= 8 and self.case.key != "linear_codes/sparse4":
-                sizes = (*sizes, (16, 8, 8), (16, 4, 4), (32, 4, 4))
+                sizes = (*sizes, (16, 8, 8), (16, 4, 4), (32, 4, 4), (16, 2, 2), (32, 2, 2))
         elif rows <= 64:
             heights, sizes = (1 << (rows - 1).bit_length(),), ((128, 8, 1), (64, 4, 1), (128, 4, 1))
         else:
@@ -102,6 +102,8 @@ class LinearTuning:
 
     def _iterations(self, tile: Tile) -> list[Tile]:
         steps = (128,) if isinstance(self.case, BytesCase) else (128, 256, 64, 512) if tile.rows <= 16 else (64, 128)
+        if tile.slices > 1 and isinstance(self.case, CodesCase):  # it has no stages
+            return [replace(tile, step=step, stages=1) for step in steps]
         # Long iterations are unrolled: with many of them on their way a program fills a unit alone, and with slices registers spill.
         return [
             replace(tile, step=step, stages=stages, split=tile.split if tile.slices > 1 else 0)

@@ -73,6 +73,7 @@ def _code(*instructions: str) -> str:
     ("instructions", "fault"),
     [
         (["LDC R1, c[0x0][0x28]", "PREEXIT", "CCTL.E.PF2 [R2]", "ACQBULK", "LDG.E R4, [R2.64]", "EXIT"], None),
+        (["LDG.E.EF.128 R4, [R2.64]", "ACQBULK", "PREEXIT", "EXIT"], None),  # weights
         (["PREEXIT", "LDG.E R4, [R2.64]", "ACQBULK", "EXIT"], "(LDG) before it has waited"),
         (["PREEXIT", "@!P0 STG.E.64 [R2.64], R4", "ACQBULK", "EXIT"], "(STG) before it has waited"),
         (["PREEXIT", "@P0 EXIT", "ACQBULK", "EXIT"], "may end (EXIT) without waiting"),

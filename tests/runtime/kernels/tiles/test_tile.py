@@ -95,10 +95,12 @@ def test_one_row_shares_columns_among_warps_where_they_divide(name: str, kernel:
     tiles = tiles_of_target(TARGETS[name])
     for outputs, columns in ((6144, 4096), (4096, 4096), (4096, 14336)):
         tile = tiles.find(kernel, form, LinearShape(1, outputs, columns, 128 if bits == 4 else columns, bits), 64)
-        assert tile.slices == tile.warps == 8
+        assert tile.slices == tile.warps > 1
         assert tile.split == 1
         assert outputs // tile.outputs >= 256  # one for each unit at least
-    for outputs, columns in ((28672, 4096), (4096, 11008)):  # many outputs; 43 times 256 columns
+    # Many outputs, which are programs enough (but not for linear_codes); and columns that are an odd number of times 256 or 64.
+    others = ((4096, 173 * 64),) if kernel == "linear_codes" else ((28672, 4096), (4096, 43 * 256))
+    for outputs, columns in others:
         shape = LinearShape(1, outputs, columns, 128 if bits == 4 else columns, bits)
         assert tiles.find(kernel, form, shape, 64).slices == 1
     if kernel == "linear_bytes":  # blocks of the weight have scales of their own

@@ -1,0 +1,210 @@
+"""Linears of a few rows: each warp has columns of its own, so that none waits for another before the sums are added up.
+
+What a warp loads already lies in the registers that its tensor core reads, weights as they are packed and inputs as they are.
+An iteration's weights and scales are loaded one iteration before, and the first ones before the launch waits for earlier ones.
+"""
+
+# Triton takes constants where its types say that it takes what they hold.
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .codes import pieces_of, scale_of, scaled
+
+
+@triton.jit
+def _pointers(codes, block, n0, ROWS: tl.constexpr, BN: tl.constexpr, SLICES: tl.constexpr):
+    """Where threads find their words of a block ``[SLICES, 1]``."""
+    # Triton gives the first dimensions to lanes, then to warps, and what is left to registers.
+    lane, tile = tl.arange(0, 32)[:, None, None, None], tl.arange(0, BN // 16)[None, None, :, None]
+    place = ((block * ROWS + n0) * 16)[None, :, :, None]
+    return codes + (place + (tile * 256 + lane * 8 + tl.arange(0, 8)[None, None, None, :]))
+
+
+@triton.jit
+def _once(pointers, wanted):
+    """What is read once. check.py tells reads of weights, which may come before the wait for earlier launches, by this policy."""
+    return tl.load(pointers, mask=wanted, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _words(pointers, wanted, SLICES: tl.constexpr, BN: tl.constexpr):
+    """``[SLICES, BN, 16]`` words, in the order of the threads (see unpack.py)."""
+    words = tl.permute(tl.reshape(_once(pointers, wanted), [8, 4, SLICES, BN // 16, 2, 2, 2]), [2, 3, 5, 0, 4, 1, 6])
+    return tl.reshape(words, [SLICES, BN, 16])
+
+
+@triton.jit
+def _load(
+    codes,
+    more,
+    scales,
+    step,
+    wanted,
+    n0,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BN: tl.constexpr,
+    FORMAT: tl.constexpr,
+    KIND: tl.constexpr,
+    COVERS: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+    """A tuple for each of an iteration's blocks, of its packed words, and then one for each word of its scales.
+
+    Args:
+        codes, more: pointers to the words of its first block.
+        step: ``[SLICES, 1]``, which iteration of all.
+        wanted: whether there is one; zeros if not.
+    """
+    OF_BLOCK: tl.constexpr = ROWS * 16  # pyright: ignore[reportAssignmentType]
+    loaded = ()
+    for b in tl.static_range(STEP // BLOCK):
+        if FORMAT == "int8" or FORMAT == "float8" or FORMAT == "int3":
+            first = _words(codes + 2 * b * OF_BLOCK, wanted, SLICES, BN)
+            second = _words(codes + (2 * b + 1) * OF_BLOCK, wanted, SLICES, BN)
+            if FORMAT == "int3":
+                loaded = loaded + ((first, second, _words(more + b * OF_BLOCK, wanted, SLICES, BN)),)  # noqa: RUF005
+            else:
+                loaded = loaded + ((first, second),)  # noqa: RUF005
+        elif FORMAT == "nested8":
+            first = _words(codes + b * OF_BLOCK, wanted, SLICES, BN)
+            loaded = loaded + ((first, _words(more + b * OF_BLOCK, wanted, SLICES, BN)),)  # noqa: RUF005
+        else:
+            loaded = loaded + ((_words(codes + b * OF_BLOCK, wanted, SLICES, BN),),)  # noqa: RUF005
+    if KIND != "none":
+        WITHIN: tl.constexpr = COVERS if COVERS < STEP else STEP
+        first_word = scales + (step * STEP // COVERS * ROWS + (n0 + tl.arange(0, BN)[None, :]))
+        for g in tl.static_range(STEP // WITHIN):
+            loaded = loaded + ((_once(first_word + g * ROWS, wanted),),)  # noqa: RUF005
+    return loaded
+
+
+@triton.jit
+def begin_slices(
+    codes,
+    more,
+    scales,
+    part,
+    n0,
+    EACH: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BN: tl.constexpr,
+    FORMAT: tl.constexpr,
+    KIND: tl.constexpr,
+    COVERS: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+    """Load the weights of a program's first iteration.
+
+    Returns:
+        Pointers to the words of its first block, and what is loaded, for :func:`sum_slices`.
+    """
+    step = part * (EACH * SLICES) + tl.arange(0, SLICES)[:, None]
+    block = step * (STEP // BLOCK)
+    if FORMAT == "int8" or FORMAT == "float8" or FORMAT == "int3":
+        my_codes = _pointers(codes, 2 * block, n0, ROWS, BN, SLICES)
+    else:
+        my_codes = _pointers(codes, block, n0, ROWS, BN, SLICES)
+    my_more = my_codes if more is None else _pointers(more, block, n0, ROWS, BN, SLICES)
+    loaded = _load(my_codes, my_more, scales, step, True, n0, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES)
+    return my_codes, my_more, loaded
+
+
+@triton.jit
+def sum_slices(
+    begun,
+    x,
+    row,
+    x_stride,
+    valid,
+    scales,
+    part,
+    steps,
+    n0,
+    EACH: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    FORMAT: tl.constexpr,
+    KIND: tl.constexpr,
+    SHARE: tl.constexpr,
+    G: tl.constexpr,
+    SCALE_TYPE: tl.constexpr,
+    FOLD: tl.constexpr,
+    COVERS: tl.constexpr,
+    SLICES: tl.constexpr,
+    HALF: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """``[BN, BM]`` sums of products over a program's iterations, of which each slice has its own columns.
+
+    Args:
+        begun: what :func:`begin_slices` returned.
+        row, valid: ``[BM]``, which rows of inputs, and which of them are real.
+        part, steps: which part of the iterations the program has, and how many there are for all of them.
+    """
+    codes, more, ready = begun
+    step = part * (EACH * SLICES) + tl.arange(0, SLICES)[:, None]
+    # Thread of four, row, slice, half of 16 columns, and the two of a pair: so lie inputs in a right operand.
+    column = tl.arange(0, 4)[:, None, None, None, None] * 2 + tl.arange(0, 2)[None, None, None, None, :]
+    column = (step * STEP)[None, None, :, :, None] + (tl.arange(0, 2)[None, None, None, :, None] * 8 + column)
+    first_inputs = x + ((row.to(tl.int64) * x_stride)[None, :, None, None, None] + column)
+    real = valid[None, :, None, None, None]
+    WITHIN: tl.constexpr = COVERS if COVERS < STEP else STEP
+    WHOLE: tl.constexpr = STEP % COVERS == 0
+    WIDE: tl.constexpr = G if G < STEP else STEP
+    FURTHER: tl.constexpr = SLICES * (STEP // BLOCK) * ROWS * 16  # pyright: ignore[reportAssignmentType]
+    TWICE: tl.constexpr = FORMAT == "int8" or FORMAT == "float8" or FORMAT == "int3"
+    PLANES: tl.constexpr = 2 if TWICE else 1  # pyright: ignore[reportAssignmentType]
+    acc = tl.zeros([SLICES, BN, BM], tl.float32)
+    for s in tl.range(0, EACH, num_stages=1):
+        words = ready
+        there = real if EVEN else real & (part * EACH + s < steps)
+        inputs = ()
+        for i in tl.static_range(STEP // 16):
+            found = tl.load(first_inputs + s * (SLICES * STEP) + i * 16, mask=there, other=0.0)
+            found = tl.reshape(tl.permute(found, [2, 3, 0, 4, 1]), [SLICES, 16, BM]).to(HALF)
+            inputs = inputs + (found,)  # noqa: RUF005
+        if EACH > 1:
+            later = s + 1
+            wanted = later < EACH if EVEN else (later < EACH) & (part * EACH + later < steps)
+            ready = _load(
+                codes + later * (FURTHER * PLANES), more + later * FURTHER, scales, step + later * SLICES, wanted, n0,
+                ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES,
+            )  # fmt: skip
+        part_of_group = tl.zeros_like(acc)
+        # Index expressions are written out, since a variable would not stay a constant.
+        for b in tl.static_range(STEP // BLOCK):
+            pieces = pieces_of(words[b], FORMAT, HALF, ASM)
+            for i in tl.static_range(BLOCK // 16):
+                piece = pieces[i]
+                if KIND == "none":
+                    acc = tl.dot(piece, inputs[b * (BLOCK // 16) + i], acc)
+                else:
+                    word = words[STEP // BLOCK + (b * BLOCK + i * 16) // WITHIN][0]
+                    if WHOLE:
+                        at = (b * BLOCK + i * 16) % COVERS // G
+                    else:
+                        at = ((step + s * SLICES) * STEP + (b * BLOCK + i * 16)) % COVERS // G
+                    if FOLD or KIND == "zero":
+                        piece = scaled(piece, word, at, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                    if FOLD:
+                        acc = tl.dot(piece, inputs[b * (BLOCK // 16) + i], acc)
+                    else:
+                        # A group's weights are whole numbers; it is scaled when it is summed up.
+                        if (b * BLOCK + i * 16) % WIDE == 0:
+                            part_of_group = tl.zeros_like(acc)
+                        part_of_group = tl.dot(piece, inputs[b * (BLOCK // 16) + i], part_of_group)
+                        if (b * BLOCK + i * 16 + 16) % WIDE == 0:
+                            acc += part_of_group * tl.expand_dims(scale_of(word, at, KIND, SCALE_TYPE), 2)
+    return tl.sum(acc, 0)
