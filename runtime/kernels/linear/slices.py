@@ -14,14 +14,21 @@ import triton.language as tl
 
 from .codes import pieces_of, scale_of, scaled
 
+# Threads are laid along a tensor's dimensions one after another, lanes first, then warps, and what is left goes to registers:
+# from the last dimension on since Triton 3.7, before from the first on (but always along the contiguous one first of all).
+# `smelt kernels check` shows whether threads hold what they multiply.
+_LAST_FIRST = tl.constexpr(tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7))
+
 
 @triton.jit
 def _pointers(codes, block, n0, ROWS: tl.constexpr, BN: tl.constexpr, SLICES: tl.constexpr):
     """Where threads find their words of a block ``[SLICES, 1]``."""
-    # Triton gives the first dimensions to lanes, then to warps, and what is left to registers.
-    lane, tile = tl.arange(0, 32)[:, None, None, None], tl.arange(0, BN // 16)[None, None, :, None]
-    place = ((block * ROWS + n0) * 16)[None, :, :, None]
-    return codes + (place + (tile * 256 + lane * 8 + tl.arange(0, 8)[None, None, None, :]))
+    place, word = (block * ROWS + n0) * 16, tl.arange(0, 8)[None, None, None, :]
+    lane, tile = tl.arange(0, 32) * 8, tl.arange(0, BN // 16) * 256
+    if _LAST_FIRST:
+        return codes + (place[None, :, :, None] + (tile[:, None, None, None] + lane[None, None, :, None] + word))
+    else:
+        return codes + (place[None, :, :, None] + (lane[:, None, None, None] + tile[None, None, :, None] + word))
 
 
 @triton.jit
@@ -33,8 +40,35 @@ def _once(pointers, wanted):
 @triton.jit
 def _words(pointers, wanted, SLICES: tl.constexpr, BN: tl.constexpr):
     """``[SLICES, BN, 16]`` words, in the order of the threads (see unpack.py)."""
-    words = tl.permute(tl.reshape(_once(pointers, wanted), [8, 4, SLICES, BN // 16, 2, 2, 2]), [2, 3, 5, 0, 4, 1, 6])
+    words = _once(pointers, wanted)
+    # Of a thread: half of the columns, half of the rows, column of a pair.
+    if _LAST_FIRST:
+        words = tl.permute(tl.reshape(words, [BN // 16, SLICES, 8, 4, 2, 2, 2]), [1, 0, 5, 2, 4, 3, 6])
+    else:
+        words = tl.permute(tl.reshape(words, [8, 4, SLICES, BN // 16, 2, 2, 2]), [2, 3, 5, 0, 4, 1, 6])
     return tl.reshape(words, [SLICES, BN, 16])
+
+
+@triton.jit
+def _inputs(x, row, x_stride, k, SLICES: tl.constexpr):
+    """Where threads find the first 16 columns of each slice, as a right operand holds them; ``k [SLICES, 1]`` is the first."""
+    four, half, pair = tl.arange(0, 4) * 2, tl.arange(0, 2) * 8, tl.arange(0, 2)[None, None, None, None, :]
+    rows = row.to(tl.int64) * x_stride
+    if _LAST_FIRST:
+        column = k[None, :, :, None, None] + (half[:, None, None, None, None] + four[None, None, None, :, None] + pair)
+        return x + (rows[None, None, :, None, None] + column)
+    else:
+        column = k[None, None, :, :, None] + (four[:, None, None, None, None] + half[None, None, None, :, None] + pair)
+        return x + (rows[None, :, None, None, None] + column)
+
+
+@triton.jit
+def _operand(loaded, SLICES: tl.constexpr, BM: tl.constexpr):
+    """``[SLICES, 16, BM]`` of what is loaded from :func:`_inputs`."""
+    if _LAST_FIRST:
+        return tl.reshape(tl.permute(loaded, [1, 0, 3, 4, 2]), [SLICES, 16, BM])
+    else:
+        return tl.reshape(tl.permute(loaded, [2, 3, 0, 4, 1]), [SLICES, 16, BM])
 
 
 @triton.jit
@@ -155,11 +189,8 @@ def sum_slices(
     """
     codes, more, ready = begun
     step = part * (EACH * SLICES) + tl.arange(0, SLICES)[:, None]
-    # Thread of four, row, slice, half of 16 columns, and the two of a pair: so lie inputs in a right operand.
-    column = tl.arange(0, 4)[:, None, None, None, None] * 2 + tl.arange(0, 2)[None, None, None, None, :]
-    column = (step * STEP)[None, None, :, :, None] + (tl.arange(0, 2)[None, None, None, :, None] * 8 + column)
-    first_inputs = x + ((row.to(tl.int64) * x_stride)[None, :, None, None, None] + column)
-    real = valid[None, :, None, None, None]
+    first_inputs = _inputs(x, row, x_stride, step * STEP, SLICES)
+    real = valid[None, None, :, None, None] if _LAST_FIRST else valid[None, :, None, None, None]
     WITHIN: tl.constexpr = COVERS if COVERS < STEP else STEP
     WHOLE: tl.constexpr = STEP % COVERS == 0
     WIDE: tl.constexpr = G if G < STEP else STEP
@@ -173,8 +204,7 @@ def sum_slices(
         inputs = ()
         for i in tl.static_range(STEP // 16):
             found = tl.load(first_inputs + s * (SLICES * STEP) + i * 16, mask=there, other=0.0)
-            found = tl.reshape(tl.permute(found, [2, 3, 0, 4, 1]), [SLICES, 16, BM]).to(HALF)
-            inputs = inputs + (found,)  # noqa: RUF005
+            inputs = inputs + (_operand(found, SLICES, BM).to(HALF),)  # noqa: RUF005
         if EACH > 1:
             later = s + 1
             wanted = later < EACH if EVEN else (later < EACH) & (part * EACH + later < steps)

@@ -35,6 +35,7 @@ _TOUCHES = frozenset(["LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED"
 # Loads that evict first: of weights, which nothing writes during a step.
 _OF_WEIGHTS = "LDG.E.EF"
 _LEAVES = frozenset(["BRX", "JMP", "EXIT"])
+_EXCHANGES = frozenset(["BAR", "LDS", "LDSM", "SHFL", "STS"])
 _FEW_BYTES = 16  # that hold no values: the state of barriers
 _BYTES = {"i8": 1, "f8E4M3FN": 1, "f8E4M3FNUZ": 1, "i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4}
 
@@ -134,6 +135,8 @@ def compile_build(kernel: str, build: Build, target: Target) -> Compiled:
         faults += compiler_faults(found.asm["ttgir"])
     if build.overlapped and target.backend == "cuda":
         faults += _waiting(found.asm["ttgir"])
+    if target.backend == "cuda" and kernel == "linear_codes" and launch.constants["SLICES"] > 1:
+        faults += exchanging(code)
     if overlaps_on(target.backend, target.arch):
         faults += unordered(code)
     bytewise = sum(n for name, n in counts.items() if name in ("LDS.U8", "LDS.S8"))
@@ -177,6 +180,16 @@ def unordered(code: str) -> list[str]:
     if leaving := sorted(_LEAVES & before) + ["BRA"] * past:
         faults.append(f"may end ({', '.join(leaving)}) without waiting for earlier launches")
     return faults
+
+
+def exchanging(code: str) -> list[str]:
+    """Whether threads exchange anything between a kernel's products: slices' must not (see slices.py), but Triton may choose so."""
+    names = [name for _, name in _INSTRUCTION.findall(code)]
+    products = [i for i, name in enumerate(names) if name.startswith("HMMA")]
+    if not products:
+        return []
+    between = {name.split(".")[0] for name in names[products[0] : products[-1]]} & _EXCHANGES
+    return [f"exchanges weights or inputs between threads ({', '.join(sorted(between))})"] if between else []
 
 
 def _machine_code(found: Any) -> str:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from smelt.runtime.kernels.tools.check import unordered
+from smelt.runtime.kernels.tools.check import exchanging, unordered
 
 from ..tools.test_check import ENVIRONMENT
 
@@ -86,4 +86,34 @@ def _code(*instructions: str) -> str:
 )
 def test_a_kernel_that_does_not_wait_shows_in_its_machine_code(instructions: list[str], fault: str | None) -> None:
     found = unordered(_code(*instructions))
+    assert found == [] if fault is None else len(found) == 1 and fault in found[0]
+
+
+@pytest.mark.parametrize(
+    ("instructions", "fault"),
+    [
+        (
+            [
+                "LDG.E R4, [R2.64]",
+                "HMMA.16816.F32 R8, R4, R6, R8",
+                "LDG.E R6, [R2.64]",
+                "HMMA.16816.F32 R8, R4, R6, R8",
+            ],
+            None,
+        ),
+        (["STS [R1], R4", "BAR.SYNC.DEFER_BLOCKING 0x0", "HMMA.16816.F32 R8, R4, R6, R8", "STS [R1], R8"], None),
+        (
+            [
+                "HMMA.16816.F32 R8, R4, R6, R8",
+                "STS [R1], R4",
+                "BAR.SYNC.DEFER_BLOCKING 0x0",
+                "HMMA.16816.F32 R8, R4, R6, R8",
+            ],
+            "(BAR, STS)",
+        ),
+    ],
+    ids=["from memory", "before and behind", "between"],
+)
+def test_what_goes_through_shared_memory_between_products_shows(instructions: list[str], fault: str | None) -> None:
+    found = exchanging(_code(*instructions))
     assert found == [] if fault is None else len(found) == 1 and fault in found[0]
