@@ -151,7 +151,7 @@ _OVERLAPPED: ContextVar[bool] = ContextVar("overlapped", default=True)
 
 @contextmanager
 def overlapping(allowed: bool) -> Iterator[None]:
-    """Enable or disable the overlap of launches inside, to measure its benefit."""
+    """Enable or disable the overlap of launches inside: to measure its benefit, or where it has none."""
     before = _OVERLAPPED.set(allowed)
     try:
         yield
@@ -159,9 +159,14 @@ def overlapping(allowed: bool) -> Iterator[None]:
         _OVERLAPPED.reset(before)
 
 
+def may_overlap() -> bool:
+    """Whether overlap is enabled here (see :func:`overlapping`), whatever the device."""
+    return _OVERLAPPED.get()
+
+
 def overlaps() -> bool:
     """Whether launches on the current device overlap with their predecessors."""
-    if interpreted() or not _OVERLAPPED.get():
+    if interpreted() or not may_overlap():
         return False
     from triton.runtime.driver import driver
 

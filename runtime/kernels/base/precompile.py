@@ -13,7 +13,7 @@ import torch
 import triton
 
 from ....system.progress import Log
-from .launch import GENERAL, Launch, noted
+from .launch import GENERAL, Launch, may_overlap, noted
 
 _EVERY = 25  # kernels between two log lines
 
@@ -83,4 +83,4 @@ def identity(launch: Launch) -> tuple[Any, ...]:
 
     kinds = tuple((name, str(kind(value))) for name, value in launch.arguments.items() if name not in GENERAL)
     constants = tuple(sorted((name, str(value)) for name, value in launch.constants.items()))
-    return (id(launch.function), kinds, constants, launch.warps, launch.stages)
+    return (id(launch.function), kinds, constants, launch.warps, launch.stages, may_overlap())

@@ -92,9 +92,14 @@ def _linear_codes(
     place = pm * BM + tl.arange(0, BM)
     # Columns whose scales share a word.
     COVERS: tl.constexpr = G * SHARE if SHARE > 0 else STEP
+    steps = tl.cdiv(K, STEP * SLICES)
+    # Of unequal parts the last ones may have nothing.
+    wanted = True if EVEN else part_id * EACH < steps
     if SLICES > 1 and not GROUPED:
         # Which weights an expert's program reads, an earlier launch says.
-        mine = begin_slices(codes, more, scales, part_id, n0, EACH, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES)
+        mine = begin_slices(
+            codes, more, scales, part_id, wanted, n0, EACH, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES
+        )
     wait_for_earlier(PDL)
     if GROUPED:
         expert = tl.load(block_expert + pm).to(tl.int64)
@@ -108,11 +113,10 @@ def _linear_codes(
         if row_scales is not None:
             row_scales += expert * FILLED
     slot, valid, x_row = rows_of(slots, place, M, GROUPED, PER_TOKEN)
-    steps = tl.cdiv(K, STEP * SLICES)
     if SLICES > 1:
         if GROUPED:
             mine = begin_slices(
-                codes, more, scales, part_id, n0, EACH, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES
+                codes, more, scales, part_id, wanted, n0, EACH, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES
             )
         acc = sum_slices(
             mine, x, x_row, x_stride, valid, scales, part_id, steps, n0, EACH, EVEN, ROWS, STEP, BLOCK, BN, BM,
@@ -546,6 +550,8 @@ _SMALL = [
     CodesCase("int4", 3, 80, 512, 32, zero=True, tile=replace(_SLICED, step=64, slices=8, warps=8)),
     CodesCase("int4", 5, 80, 1024, 0, tile=replace(_SLICED, outputs=32, slices=2, warps=2)),
     CodesCase("int4", 5, 64, 512, 128, experts=3, tile=replace(_SLICED, step=128)),
+    # Five iterations: of four parts of two the last one has none.
+    CodesCase("int4", 3, 64, 1280, 128, tile=replace(_SLICED, step=64, split=4)),
     CodesCase("int8", 3, 64, 1024, 128, tile=_SLICED),
     CodesCase("nested8", 3, 64, 1024, 128, tile=_SLICED),
     CodesCase("upper4", 3, 64, 1024, 128, _B, tile=_SLICED),

@@ -124,6 +124,7 @@ def begin_slices(
     more,
     scales,
     part,
+    wanted,
     n0,
     EACH: tl.constexpr,
     ROWS: tl.constexpr,
@@ -137,6 +138,9 @@ def begin_slices(
 ):
     """Load the weights of a program's first iteration.
 
+    Args:
+        wanted: whether it has any.
+
     Returns:
         Pointers to the words of its first block, and what is loaded, for :func:`sum_slices`.
     """
@@ -147,7 +151,7 @@ def begin_slices(
     else:
         my_codes = _pointers(codes, block, n0, ROWS, BN, SLICES)
     my_more = my_codes if more is None else _pointers(more, block, n0, ROWS, BN, SLICES)
-    loaded = _load(my_codes, my_more, scales, step, True, n0, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES)
+    loaded = _load(my_codes, my_more, scales, step, wanted, n0, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES)
     return my_codes, my_more, loaded
 
 

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams
+from smelt.runtime.decoder.model import Model
 from smelt.runtime.engine import gpu_executor, loading
 from smelt.runtime.engine.gpu_executor import GpuExecutor, StepKind
 from smelt.runtime.gpu import GpuOperators
-from smelt.runtime.measure.counting import count
+from smelt.runtime.kernels.base.launch import Launch, may_overlap, noted, overlapping
+from smelt.runtime.measure import counting
+from smelt.runtime.measure.counting import count, count_decode
+from smelt.runtime.weights.checkpoint import Checkpoint
 
 from ..kernels.interpreter import DEVICE, interpreted
 
@@ -227,3 +231,22 @@ def test_options_that_the_kernels_cannot_take_are_reported(
 def test_int4_needs_the_kernels(tiny: Callable[..., Path], both: Callable[..., tuple[Engine, Engine]]) -> None:
     with pytest.raises(RuntimeProblem, match="kv_dtype int4 is for GPUs"):
         Engine(tiny("llama"), kv_dtype="int4", quiet=True)
+
+
+def test_steps_of_many_rows_do_not_overlap(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it takes longer; and none do where that is switched off."""
+    model = Model(Checkpoint(tiny("llama", num_hidden_layers=1)), GpuOperators(torch.float32, torch.device("cpu")))
+    seen = list[bool]()
+
+    def note(_: Launch) -> None:
+        seen.append(may_overlap())
+
+    monkeypatch.setattr(counting, "noted", lambda _: noted(note))
+    for sequences, allowed in ((1, True), (63, True), (64, False)):
+        seen.clear()
+        count_decode(model, sequences, 16)
+        assert set(seen) == {allowed}
+    seen.clear()
+    with overlapping(False):
+        count_decode(model, 1, 16)
+    assert set(seen) == {False}
