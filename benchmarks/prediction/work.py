@@ -114,8 +114,8 @@ def _attend_tokens(launch: Launch, lengths: Lengths) -> Work:
     window = constants["WINDOW"] or lengths.context
     seen = min(window, lengths.context)
     tiles = -(-seen // width)
-    # A short sequence has four parts, too (_plan of attend_tokens.py).
-    size = max(-(-tiles * lengths.sequences // _number(arguments["programs"])), min(-(-tiles // 4), constants["LEAST"]))
+    # A short sequence has eight parts, too (_plan of attend_tokens.py).
+    size = max(-(-tiles * lengths.sequences // _number(arguments["programs"])), min(-(-tiles // 8), constants["LEAST"]))
     parts = -(-tiles // size)
     programs = shared * parts * lengths.sequences
     memory = lengths.sequences * shared * seen * position
