@@ -3,8 +3,8 @@
 python -m benchmarks.gpu.ahead FOLDER [--target sm_90]
 
 Run it with the Triton and the Python of that machine, in a virtual environment (any build of torch), and carry FOLDER there,
-to the same path, as TRITON_CACHE_DIR. A thousand kernels take about 10 MB, packed. Covered are the kernels' cases, linears as
-measured, and what tuning tries first at one row; engines compile their own.
+to the same path, as TRITON_CACHE_DIR. Two thousand kernels take about 20 MB, packed. Covered are the kernels' cases, linears as
+measured, what tuning tries first at one row, and all steps of the engines that are checked and timed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,16 +85,57 @@ def _in_shares(target: str, folder: Path, count: int, paths: str) -> int:
 
 
 def _compile(name: str, share: int, count: int) -> None:
-    from smelt.runtime.kernels.base.precompile import identity, precompile
+    from smelt.runtime.kernels.base.launch import overlapping
+    from smelt.runtime.kernels.base.precompile import precompile
     from smelt.runtime.kernels.base.targets import TARGETS
     from triton.runtime.driver import driver
 
     target = TARGETS[name]
     driver.set_active(CompilingDriver(target))  # pyright: ignore[reportArgumentType]
-    known = {identity(launch): launch for launch in _launches(target)}
-    mine = list(known.values())[share::count]
+    known = wanted(target)
+    mine = known[share::count]
     print(f"{len(mine)} of {len(known)} kernels", flush=True)
-    precompile(mine, lambda line: print(line, flush=True))
+    for overlapped in (True, False):
+        with overlapping(overlapped):
+            precompile([launch for launch, one in mine if one == overlapped], lambda line: print(line, flush=True))
+
+
+def wanted(target: Target) -> list[tuple[Launch, bool]]:
+    """All launches that are compiled by themselves, and whether they overlap."""
+    from smelt.runtime.kernels.base.launch import may_overlap
+    from smelt.runtime.kernels.base.precompile import identity
+
+    found: dict[Any, tuple[Launch, bool]] = {}
+
+    def note(launch: Launch) -> None:
+        found.setdefault(identity(launch), (launch, may_overlap()))
+
+    for launch in _launches(target):
+        note(launch)
+    _engines(target, note)
+    return list(found.values())
+
+
+def _engines(target: Target, note: Callable[[Launch], None]) -> None:
+    """Every step that engines capture when they start; one layer is as all are."""
+    import torch
+    from smelt.runtime.cache_types import BY_NAME
+    from smelt.runtime.kernels.base.launch import noted
+    from smelt.runtime.kernels.base.workspace import set_apart
+
+    from .meta_model import FORMATS, executor_on_meta, meta_stands_for
+    from .random_checkpoints import LLAMA, QWEN
+
+    limits = {"max_sequences": 64, "token_budget": 2048, "max_length": 1024}
+    for size in (LLAMA, QWEN):
+        for stored in FORMATS:
+            for cache in BY_NAME.values():
+                with meta_stands_for(target), set_apart(), torch.inference_mode():
+                    kept = cache.torch_dtype(torch.bfloat16)
+                    executor = executor_on_meta(replace(size, layers=1), stored, target, kept, **limits)
+                    with noted(note):
+                        for kind in executor._kinds():
+                            executor._body(kind)
 
 
 def _launches(target: Target) -> Iterator[Launch]:

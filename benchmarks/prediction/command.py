@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..common import save
+from ..gpu.meta_model import FORMATS, changes_of
 from ..gpu.random_checkpoints import LLAMA, QWEN, TINY
 from .device import H100
-from .meta_model import FORMATS, changes_of
 from .step import CACHES, Asked, Prediction, Predictor
 from .table import as_json, beside, headline, measured_rows, report
 from .timing_model import Ideas

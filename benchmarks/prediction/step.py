@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from smelt.runtime.cache_types import BY_NAME
-from smelt.runtime.engine.gpu_executor import GpuExecutor, StepKind
+from smelt.runtime.engine.gpu_executor import StepKind
 from smelt.runtime.kernels.base.launch import Launch, noted
 from smelt.runtime.kernels.base.precompile import identity
 from smelt.runtime.kernels.base.targets import TARGETS
@@ -16,15 +16,14 @@ from smelt.runtime.kernels.base.workspace import set_apart
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..gpu.meta_model import Changes, executor_on_meta, meta_stands_for
 from ..gpu.random_checkpoints import CheckpointSize
 from .device import H100, GpuFigures
 from .machine_code import CodeCosts, costs_of
-from .meta_model import Changes, meta_stands_for, model_on_meta
 from .timing_model import Ideas, Terms, mean, terms_of, with_norm
 from .work import Lengths, Work, name_of, of_torch, work_of
 
 TARGET = TARGETS["sm_90"]
-BLOCK = 16
 CACHES = {("plain" if name == "auto" else name): each.torch_dtype(torch.bfloat16) for name, each in BY_NAME.items()}
 _GATHERS = ("index", "index_select", "embedding")  # which read no more than they give
 _MEMORY = (
@@ -133,22 +132,21 @@ def step_of(asked: Asked, changes: Changes | None = None) -> DecodeStep:
     sequences, context = asked.sequences, asked.context
     recorder = _Recorder()
     with meta_stands_for(TARGET), set_apart(), torch.inference_mode():
-        model = model_on_meta(asked.size, asked.stored, TARGET, changes)
-        store: Any = model.keys_values(sequences * -(-context // BLOCK), BLOCK, CACHES[asked.cache])
-        executor = GpuExecutor(
-            model,
-            store,
-            frozenset(),
-            0,
+        executor = executor_on_meta(
+            asked.size,
+            asked.stored,
+            TARGET,
+            CACHES[asked.cache],
             max_sequences=sequences,
             token_budget=sequences,
             max_length=context,
-            graphs=False,
+            changes=changes,
         )
         with noted(recorder.launches.append), recorder:
             executor._body(StepKind(sequences, sequences, False, True))
+    store: Any = executor._store
     cache = sum(part.nbytes for i in range(asked.size.layers) for part in store.layer(i).parts())
-    return DecodeStep(recorder.launches, Lengths(sequences, context), model.nbytes() + cache)
+    return DecodeStep(recorder.launches, Lengths(sequences, context), executor.model.nbytes() + cache)
 
 
 class _Recorder(TorchDispatchMode):

@@ -15,12 +15,12 @@ _SHARES = "480"
 _LAUNCH = f"""
 from tests.runtime.kernels.mock_driver import MockDriver
 MockDriver().install()
-from benchmarks.gpu.ahead import _launches
-from smelt.runtime.kernels.base.precompile import identity
+from benchmarks.gpu.ahead import wanted
+from smelt.runtime.kernels.base.launch import overlapping
 from smelt.runtime.kernels.base.targets import TARGETS
-known = {{identity(launch): launch for launch in _launches(TARGETS["sm_90"])}}
-for launch in list(known.values())[0 :: {_SHARES}]:
-    launch.warm()
+for launch, overlapped in wanted(TARGETS["sm_90"])[0 :: {_SHARES}]:
+    with overlapping(overlapped):
+        launch.warm()
 """
 
 

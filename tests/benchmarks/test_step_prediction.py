@@ -19,10 +19,10 @@ from smelt.runtime.kernels.base.launch import Launch, noted
 from smelt.runtime.kernels.base.workspace import set_apart
 
 from benchmarks.gpu import random_checkpoints
+from benchmarks.gpu.meta_model import FORMATS, changes_of
 from benchmarks.gpu.random_checkpoints import LLAMA, QWEN, TINY
 from benchmarks.prediction.device import H100
 from benchmarks.prediction.machine_code import Code, CodeCosts, Loop, costs_of_code
-from benchmarks.prediction.meta_model import FORMATS, changes_of
 from benchmarks.prediction.step import Asked, LaunchGroup, Prediction, step_of
 from benchmarks.prediction.table import beside, measured_rows
 from benchmarks.prediction.timing_model import Ideas, terms_of, with_norm

@@ -14,6 +14,7 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.activations import ActivationRounding
 from smelt.runtime.decoder.model import Model
+from smelt.runtime.engine.gpu_executor import GpuExecutor
 from smelt.runtime.gpu import linears
 from smelt.runtime.gpu.operators import GpuOperators
 from smelt.runtime.heads import Heads
@@ -24,9 +25,10 @@ from smelt.runtime.weights.matrix import FloatCodes, Matrix
 from torch import Tensor
 from transformers import AutoConfig
 
-from ..gpu.random_checkpoints import GROUP, CheckpointSize
+from .random_checkpoints import GROUP, CheckpointSize
 
 META = torch.device("meta")
+_BLOCK = 16
 # What linears and the head are stored as. The first four are those of random_checkpoints.py.
 FORMATS = {
     "bf16": ("16", "16"),
@@ -175,6 +177,30 @@ def model_on_meta(size: CheckpointSize, stored: str, target: Target, changes: Ch
     """
     checkpoint: Any = MetaCheckpoint(size, stored)
     return Model(checkpoint, _MetaOperators(target, changes or {}))
+
+
+def executor_on_meta(
+    size: CheckpointSize,
+    stored: str,
+    target: Target,
+    kept: torch.dtype,
+    *,
+    max_sequences: int,
+    token_budget: int,
+    max_length: int,
+    changes: Changes | None = None,
+) -> GpuExecutor:
+    """An engine's executor for such a model, which lays out steps as on a GPU; call it inside :func:`meta_stands_for`.
+
+    Args:
+        size, stored, target, changes: of the model.
+        kept: what keys and values are kept as.
+        max_sequences, token_budget, max_length: the limits of a step and of a sequence.
+    """
+    model = model_on_meta(size, stored, target, changes)
+    store: Any = model.keys_values(max_sequences * -(-max_length // _BLOCK), _BLOCK, kept)
+    limits = {"max_sequences": max_sequences, "token_budget": token_budget, "max_length": max_length}
+    return GpuExecutor(model, store, frozenset(), 0, **limits, graphs=False)
 
 
 @contextmanager
