@@ -1,6 +1,6 @@
 """Compiles here what a GPU machine will launch, so that minutes there are not spent compiling: for its Triton's cache.
 
-python -m benchmarks.gpu.ahead FOLDER [--target sm_90]
+python -m benchmarks.gpu.ahead FOLDER [--device NAME] [--target sm_90]
 
 Run it with the Triton and the Python of that machine, in a virtual environment (any build of torch), and carry FOLDER there,
 to the same path, as TRITON_CACHE_DIR. Two thousand kernels take about 20 MB, packed. Covered are the kernels' cases, linears as
@@ -53,10 +53,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--target", default="sm_90")
+    parser.add_argument(
+        "--device", default="", help="as torch calls it, if tiles are shipped for it: NVIDIA H100 80GB HBM3"
+    )
     parser.add_argument("--share", type=int, nargs=2, metavar=("I", "N"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.share:
-        _compile(given.target, *given.share)
+        _compile(given.target, given.device, *given.share)
         return
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +68,7 @@ def main() -> None:
         # The repository is the package smelt; here nothing needs to be installed, either.
         (Path(link) / "smelt").symlink_to(REPOSITORY)
         paths = os.pathsep.join([link, str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-        failed = _in_shares(given.target, folder, count, paths)
+        failed = _in_shares(("--target", given.target, "--device", given.device), folder, count, paths)
     for path in folder.rglob("*"):
         if path.suffix in _BETWEEN:
             path.unlink()
@@ -74,34 +77,47 @@ def main() -> None:
     sys.exit(1 if failed else 0)
 
 
-def _in_shares(target: str, folder: Path, count: int, paths: str) -> int:
+def _in_shares(options: tuple[str, ...], folder: Path, count: int, paths: str) -> int:
     """How many processes failed."""
     more = {"TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "benchmarks.gpu.ahead", str(folder), "--target", target, "--share"]
+    command = [sys.executable, "-m", "benchmarks.gpu.ahead", str(folder), *options, "--share"]
     shares = [
         subprocess.Popen([*command, str(i), str(count)], env=os.environ | more, cwd=REPOSITORY) for i in range(count)
     ]
     return sum(share.wait() != 0 for share in shares)
 
 
-def _compile(name: str, share: int, count: int) -> None:
+def _compile(name: str, device: str, share: int, count: int) -> None:
     from smelt.runtime.kernels.base.launch import overlapping
-    from smelt.runtime.kernels.base.precompile import precompile
     from smelt.runtime.kernels.base.targets import TARGETS
     from triton.runtime.driver import driver
 
     target = TARGETS[name]
     driver.set_active(CompilingDriver(target))  # pyright: ignore[reportArgumentType]
-    known = wanted(target)
+    known = wanted(target, device)
     mine = known[share::count]
     print(f"{len(mine)} of {len(known)} kernels", flush=True)
-    for overlapped in (True, False):
-        with overlapping(overlapped):
-            precompile([launch for launch, one in mine if one == overlapped], lambda line: print(line, flush=True))
+    failed = 0
+    # One after another: Python 3.11 sometimes fails to read kernels in several threads.
+    for i, (launch, overlapped) in enumerate(mine, 1):
+        try:
+            with overlapping(overlapped):
+                launch.warm()
+        except Exception as error:
+            failed += 1
+            print(f"{launch.function.__name__}: {type(error).__name__}: {error}", flush=True)
+        if i % 50 == 0:
+            print(f"{i} of {len(mine)}", flush=True)
+    sys.exit(1 if failed else 0)
 
 
-def wanted(target: Target) -> list[tuple[Launch, bool]]:
-    """All launches that are compiled by themselves, and whether they overlap."""
+def wanted(target: Target, device: str = "") -> list[tuple[Launch, bool]]:
+    """All launches that are compiled by themselves, and whether they overlap.
+
+    Args:
+        target: what for.
+        device: whose tiles they have.
+    """
     from smelt.runtime.kernels.base.launch import may_overlap
     from smelt.runtime.kernels.base.precompile import identity
 
@@ -110,9 +126,15 @@ def wanted(target: Target) -> list[tuple[Launch, bool]]:
     def note(launch: Launch) -> None:
         found.setdefault(identity(launch), (launch, may_overlap()))
 
-    for launch in _launches(target):
-        note(launch)
-    _engines(target, note)
+    from smelt.runtime.kernels.tools import registry, tune_linears  # noqa: F401 (whose tiles are replaced)
+
+    from .meta_model import tiles_are_of
+    from .parts import linears  # noqa: F401
+
+    with tiles_are_of(device):
+        for launch in _launches(target):
+            note(launch)
+        _engines(target, note)
     return list(found.values())
 
 

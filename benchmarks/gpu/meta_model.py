@@ -19,8 +19,9 @@ from smelt.runtime.gpu import linears
 from smelt.runtime.gpu.operators import GpuOperators
 from smelt.runtime.heads import Heads
 from smelt.runtime.kernels.base.targets import Target, target_of
+from smelt.runtime.kernels.tiles import tile
 from smelt.runtime.kernels.tiles.attention_tiles import TokenTile
-from smelt.runtime.kernels.tiles.tile import LinearShape, Tile, Tiles, tiles_of_target
+from smelt.runtime.kernels.tiles.tile import LinearShape, Tile, Tiles
 from smelt.runtime.weights.matrix import FloatCodes, Matrix
 from torch import Tensor
 from transformers import AutoConfig
@@ -146,7 +147,7 @@ class _MetaOperators(GpuOperators):
 
     def __init__(self, target: Target, changes: Changes) -> None:
         super().__init__(torch.bfloat16, META)
-        self._tiles = _ChangedTiles(**vars(tiles_of_target(target)), changes=changes)
+        self._tiles = _ChangedTiles(**vars(tile.tiles_of_target(target)), changes=changes)
 
 
 def changes_of(texts: Sequence[str]) -> Changes:
@@ -210,17 +211,39 @@ def meta_stands_for(target: Target) -> Iterator[None]:
     def there(device: torch.device) -> Target:
         return target if device.type == "meta" else target_of(device)
 
-    replaced: dict[str, Callable[..., Any]] = {"target_of": there, "is_two_of_four": lambda codes: False}
+    with _replaced((target_of, there), (linears.is_two_of_four, lambda codes: False)):
+        yield
+
+
+@contextmanager
+def tiles_are_of(device: str) -> Iterator[None]:
+    """Let launches without a device have the tiles that are shipped for one, if there are such; those of its kind else.
+
+    Args:
+        device: as torch calls it.
+    """
+    path = tile.SHIPPED / tile.file_name(device)
+    if not device or not path.exists():
+        yield
+        return
+    with _replaced((tile.tiles_of_target, lambda target: tile.read(path, target))):
+        yield
+
+
+@contextmanager
+def _replaced(*pairs: tuple[Callable[..., Any], Callable[..., Any]]) -> Iterator[None]:
+    """Others in the place of some functions, wherever they are imported."""
     kept = [
-        (module, name, getattr(module, name))
+        (module, name, original, other)
         for module in list(sys.modules.values())
-        for name, original in (("target_of", target_of), ("is_two_of_four", linears.is_two_of_four))
+        for original, other in pairs
+        for name in (original.__name__,)
         if getattr(module, "__dict__", {}).get(name) is original
     ]
-    for module, name, _ in kept:
-        setattr(module, name, replaced[name])
+    for module, name, _, other in kept:
+        setattr(module, name, other)
     try:
         yield
     finally:
-        for module, name, original in kept:
+        for module, name, original, _ in kept:
             setattr(module, name, original)

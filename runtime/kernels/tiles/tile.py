@@ -16,7 +16,7 @@ from ...heads import Heads
 from ..base.targets import Target, target_of
 from .attention_tiles import PromptTile, TokenTile, prompt_tile, token_tile
 
-_SHIPPED = Path(__file__).parent / "configs"
+SHIPPED = Path(__file__).parent / "configs"
 # Of a weight's bytes, what partial sums may move.
 _SHARE = 1 / 8
 _MOST_PARTS = 16  # the last program adds them one after another
@@ -146,13 +146,13 @@ def tiles_of(device: torch.device) -> Tiles:
     """
     target = target_of(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    path = _SHIPPED / file_name(name)
-    return read(path if name and path.exists() else _SHIPPED / f"{target.name}.json", target)
+    path = SHIPPED / file_name(name)
+    return read(path if name and path.exists() else SHIPPED / f"{target.name}.json", target)
 
 
 def tiles_of_target(target: Target) -> Tiles:
     """The tiles of a kind of devices, for compiling without one."""
-    return read(_SHIPPED / f"{target.name}.json", target)
+    return read(SHIPPED / f"{target.name}.json", target)
 
 
 def file_name(device: str) -> str:

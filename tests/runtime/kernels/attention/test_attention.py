@@ -65,9 +65,9 @@ def test_scales_of_values_may_be_far_apart(kind: str, cap: float | None) -> None
 
 
 @interpreted
-@pytest.mark.parametrize(("positions", "parts"), [(512, 4), (100, 4), (2048, 16)])
+@pytest.mark.parametrize(("positions", "parts"), [(512, 8), (100, 7), (2048, 16)])
 def test_a_short_context_is_cut_too(positions: int, parts: int) -> None:
-    """512 positions are 32 tiles here, and four parts of eight tiles; 100 are 7 tiles, and four parts of two."""
+    """512 positions are 32 tiles here, and eight parts of four; 100 are seven parts of a tile."""
     case = AttentionCase(HEADS, "plain", torch.float32, 16, ((1, positions),))
     draw = torch.Generator().manual_seed(3)
     cache, tables = case.random_cache(CPU, draw)
