@@ -93,12 +93,10 @@ def _linear_codes(
     # Columns whose scales share a word.
     COVERS: tl.constexpr = G * SHARE if SHARE > 0 else STEP
     steps = tl.cdiv(K, STEP * SLICES)
-    # Of unequal parts the last ones may have nothing.
-    wanted = True if EVEN else part_id * EACH < steps
     if SLICES > 1 and not GROUPED:
         # Which weights an expert's program reads, an earlier launch says.
         mine = begin_slices(
-            codes, more, scales, part_id, wanted, n0, EACH, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES
+            codes, more, scales, part_id, steps, n0, EACH, EVEN, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES
         )
     wait_for_earlier(PDL)
     if GROUPED:
@@ -116,7 +114,7 @@ def _linear_codes(
     if SLICES > 1:
         if GROUPED:
             mine = begin_slices(
-                codes, more, scales, part_id, wanted, n0, EACH, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES
+                codes, more, scales, part_id, steps, n0, EACH, EVEN, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES
             )
         acc = sum_slices(
             mine, x, x_row, x_stride, valid, scales, part_id, steps, n0, EACH, EVEN, ROWS, STEP, BLOCK, BN, BM,

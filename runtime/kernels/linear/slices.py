@@ -124,9 +124,10 @@ def begin_slices(
     more,
     scales,
     part,
-    wanted,
+    steps,
     n0,
     EACH: tl.constexpr,
+    EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -139,7 +140,7 @@ def begin_slices(
     """Load the weights of a program's first iteration.
 
     Args:
-        wanted: whether it has any.
+        part, steps: which part of the iterations the program has, and how many there are for all of them.
 
     Returns:
         Pointers to the words of its first block, and what is loaded, for :func:`sum_slices`.
@@ -150,6 +151,8 @@ def begin_slices(
         my_codes = _pointers(codes, 2 * block, n0, ROWS, BN, SLICES)
     else:
         my_codes = _pointers(codes, block, n0, ROWS, BN, SLICES)
+    # Of unequal parts the last ones may have none.
+    wanted = True if EVEN else part * EACH < steps
     my_more = my_codes if more is None else _pointers(more, block, n0, ROWS, BN, SLICES)
     loaded = _load(my_codes, my_more, scales, step, wanted, n0, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES)
     return my_codes, my_more, loaded
