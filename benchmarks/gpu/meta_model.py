@@ -104,7 +104,6 @@ class MetaCheckpoint:
 
 
 def _shapes(size: CheckpointSize) -> dict[str, tuple[int, ...]]:
-    queries, shared = size.queries * size.head, size.shared * size.head
     found: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (size.vocabulary, size.hidden),
         "model.norm.weight": (size.hidden,),
@@ -113,15 +112,7 @@ def _shapes(size: CheckpointSize) -> dict[str, tuple[int, ...]]:
         found["lm_head.weight"] = (size.vocabulary, size.hidden)
     for i in range(size.layers):
         at = f"model.layers.{i}."
-        for name, rows, columns in (
-            ("self_attn.q_proj", queries, size.hidden),
-            ("self_attn.k_proj", shared, size.hidden),
-            ("self_attn.v_proj", shared, size.hidden),
-            ("self_attn.o_proj", size.hidden, queries),
-            ("mlp.gate_proj", size.wide, size.hidden),
-            ("mlp.up_proj", size.wide, size.hidden),
-            ("mlp.down_proj", size.hidden, size.wide),
-        ):
+        for name, rows, columns in size.linears():
             found[f"{at}{name}.weight"] = (rows, columns)
         found |= {f"{at}{name}_layernorm.weight": (size.hidden,) for name in ("input", "post_attention")}
         if size.kind == "qwen3":
@@ -224,6 +215,7 @@ def tiles_are_of(device: str) -> Iterator[None]:
     """
     path = tile.SHIPPED / tile.file_name(device)
     if not device or not path.exists():
+        print(f"tiles of its kind{f': none are shipped for {device}' if device else ''}", flush=True)
         yield
         return
     with _replaced((tile.tiles_of_target, lambda target: tile.read(path, target))):

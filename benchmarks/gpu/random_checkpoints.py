@@ -38,6 +38,19 @@ class CheckpointSize:
     vocabulary: int
     tied: bool
 
+    def linears(self) -> list[tuple[str, int, int]]:
+        """Those of a layer, with their rows and columns."""
+        queries, shared = self.queries * self.head, self.shared * self.head
+        return [
+            ("self_attn.q_proj", queries, self.hidden),
+            ("self_attn.k_proj", shared, self.hidden),
+            ("self_attn.v_proj", shared, self.hidden),
+            ("self_attn.o_proj", self.hidden, queries),
+            ("mlp.gate_proj", self.wide, self.hidden),
+            ("mlp.up_proj", self.wide, self.hidden),
+            ("mlp.down_proj", self.hidden, self.wide),
+        ]
+
     def config(self) -> dict[str, Any]:
         """For ``config.json``."""
         architecture = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[self.kind]
@@ -101,18 +114,9 @@ def write(folder: Path, size: CheckpointSize, stored: str, device: torch.device)
     home = {name: file for file, tensors in shards.items() for name in tensors}
     save_file(ends, path / "model-ends.safetensors")
     del ends, shards
-    queries, shared = size.queries * size.head, size.shared * size.head
     for i in range(size.layers):
         at, tensors = f"model.layers.{i}.", dict[str, Tensor]()
-        for name, rows, columns in (
-            ("self_attn.q_proj", queries, size.hidden),
-            ("self_attn.k_proj", shared, size.hidden),
-            ("self_attn.v_proj", shared, size.hidden),
-            ("self_attn.o_proj", size.hidden, queries),
-            ("mlp.gate_proj", size.wide, size.hidden),
-            ("mlp.up_proj", size.wide, size.hidden),
-            ("mlp.down_proj", size.hidden, size.wide),
-        ):
+        for name, rows, columns in size.linears():
             tensors |= linear(at + name, rows, columns, bits)
         tensors |= {f"{at}{name}_layernorm.weight": _ones(size.hidden) for name in ("input", "post_attention")}
         if size.kind == "qwen3":

@@ -137,8 +137,9 @@ def noted(observer: Callable[[Launch], object]) -> Iterator[None]:
 # The wait ends when the previous launch has completed. That its predecessors have completed, too, follows only because
 # none of its programs completes before it has waited itself: with a single path without the wait, launch C could begin
 # work when B has ended while A still writes. Data that nothing writes during a step (weights) may be prefetched and read
-# before; loads of weights evict first, and no others do, so that machine code shows which they are. And resources that programs of other launches could use up must be allocated before these may
-# begin: Triton allocates Blackwell's tensor memory first of all.
+# before; loads of weights evict first, and no others do, so that machine code shows which they are. And resources that
+# programs of other launches could use up must be allocated before these may begin: Triton allocates Blackwell's tensor
+# memory first of all.
 #
 # Where weights are copied to the device for each layer, the wait for the copy is an edge of its own: the next launch begins
 # after it and after everything before.

@@ -33,7 +33,7 @@ def _pointers(codes, block, n0, ROWS: tl.constexpr, BN: tl.constexpr, SLICES: tl
 
 @triton.jit
 def _once(pointers, wanted):
-    """What is read once. check.py tells reads of weights, which may come before the wait for earlier launches, by this policy."""
+    """Read what nobody else reads. By this policy check.py recognizes weights, which may be read before the wait for earlier launches."""
     return tl.load(pointers, mask=wanted, other=0, eviction_policy="evict_first")
 
 

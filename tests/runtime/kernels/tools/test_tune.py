@@ -139,9 +139,8 @@ def test_every_candidate_fits_and_has_a_program(form: str, rows: int) -> None:
 def test_few_rows_are_tried_with_small_programs_and_many() -> None:
     space = _space(1)
     assert {(64, 4), (32, 2), (16, 1), (128, 8)} <= {(tile.outputs, tile.warps) for tile in space}
-    assert {tile.stages for tile in space if tile.slices > 1} == {
-        1
-    }  # theirs are loaded an iteration before, in registers
+    # Slices' weights are loaded an iteration before, in registers.
+    assert {tile.stages for tile in space if tile.slices > 1} == {1}
     assert {1, 2, 3, 4, 5, 6} <= {tile.stages for tile in _space(1, "bf16")}
     assert {128, 256, 512} <= {tile.step for tile in space}
     assert (16, 1, 1, 32) in {(tile.outputs, tile.warps, tile.stages, tile.split) for tile in space}
