@@ -22,6 +22,7 @@ STATUS = 130
 SENTENCE = "interrupted; the same command continues where this one stopped"
 
 _received = threading.Event()
+_said = threading.Event()
 _IMPORTING = "<frozen importlib._bootstrap>"
 
 
@@ -66,6 +67,14 @@ def raise_lost_interrupt() -> None:
         raise KeyboardInterrupt
 
 
+def end_without_a_word() -> None:
+    """From here on an interrupt that ends the process adds no sentence: why it ends is being said.
+
+    A launcher terminates the process that has just said that another one is gone.
+    """
+    _said.set()
+
+
 def _hear(number: int, frame: FrameType | None) -> None:
     if _is_importing(frame):
         _end(number, frame)
@@ -74,7 +83,8 @@ def _hear(number: int, frame: FrameType | None) -> None:
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:
-    if os.environ.get("RANK", "0") == "0":  # of several processes that a launcher started, one says why
+    # Of several processes that a launcher started, one says why.
+    if not _said.is_set() and os.environ.get("RANK", "0") == "0":
         os.write(2, f"smelt: {SENTENCE}\n".encode())
     os._exit(STATUS)
 

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 import typer
 
 from ....system.errors import SmeltError
-from ....system.interrupts import SENTENCE, STATUS, remembered_interrupts
+from ....system.interrupts import SENTENCE, STATUS, end_without_a_word, remembered_interrupts
 
 P = ParamSpec("P")
 
@@ -25,17 +25,22 @@ def reporting_errors(command: Callable[P, int | None]) -> Callable[P, None]:
             with remembered_interrupts():
                 status = command(*args, **kwargs) or 0
         except SmeltError as error:
-            status = say(str(error), 1)
+            status = _end(str(error), 1)
         except KeyboardInterrupt:
-            status = say(SENTENCE, STATUS)
+            status = _end(SENTENCE, STATUS)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
                 raise
             advice = "rerun the same command to continue; --dry-run prints what it needs"
-            status = say(f"out of memory; lower calibrate.samples or free memory: {advice}", 1)
+            status = _end(f"out of memory; lower calibrate.samples or free memory: {advice}", 1)
         raise typer.Exit(status)
 
     return guarded
+
+
+def _end(text: str, status: int) -> int:
+    end_without_a_word()
+    return say(text, status)
 
 
 def say(text: str, status: int) -> int:

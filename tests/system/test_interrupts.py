@@ -1,0 +1,41 @@
+"""How a command ends when a signal comes, in processes of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# What a command does when another process of its run is gone, and what its launcher then does to it.
+FAILS_AND_IS_TERMINATED = """
+import os, signal
+import typer
+from smelt.system.errors import SmeltError
+from smelt.system.interrupts import end_when_interrupted
+end_when_interrupted()
+from smelt.compress.commands.common.outcome import reporting_errors
+
+def fail():
+    raise SmeltError("another process is gone")
+
+try:
+    {command}
+except typer.Exit:
+    pass
+os.kill(os.getpid(), signal.{signal})
+"""
+
+
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("reporting_errors(fail)()", "smelt: another process is gone"),
+        ("pass", "smelt: interrupted; the same command continues where this one stopped"),
+    ],
+)
+def test_one_sentence_says_why_a_process_ends(signal: str, command: str, says: str) -> None:
+    script = FAILS_AND_IS_TERMINATED.format(signal=signal, command=command)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.stderr.splitlines(), ended.returncode) == ([says], 130)
