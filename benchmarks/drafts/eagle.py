@@ -101,7 +101,7 @@ class EagleHead(nn.Module):
         return x * angles.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * angles.sin()
 
 
-class Features:
+class ModelFeatures:
     """What three of a model's blocks make of tokens.
 
     Args:
@@ -118,7 +118,7 @@ class Features:
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Features ``[batch, tokens, 3 hidden]``, and the model's logits."""
+        """ModelFeatures ``[batch, tokens, 3 hidden]``, and the model's logits."""
         logits = self._model(tokens).logits
         return torch.cat([self._kept[i] for i in self._wanted], -1), logits
 
@@ -173,7 +173,7 @@ def drafted(head: EagleHead, tokens: Tensor, features: Tensor, known: int) -> li
         keys, values = torch.cat([keys, key], 1), torch.cat([values, value], 1)
 
 
-def trained(model: PreTrainedModel, features: Features, text: Tensor, tokens: int) -> EagleHead:
+def trained(model: PreTrainedModel, features: ModelFeatures, text: Tensor, tokens: int) -> EagleHead:
     """A head that has learned from so many tokens of a text ``[windows, LENGTH]``."""
     head = EagleHead(model)
     optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0)
@@ -218,7 +218,7 @@ def _rounded(weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def agreement(head: EagleHead, features: Features, text: Tensor) -> list[dict[str, float]]:
+def agreement(head: EagleHead, features: ModelFeatures, text: Tensor) -> list[dict[str, float]]:
     """By place in a draft, if the tokens before are right: how often the most likely token is the model's, and the overlap."""
     seen, logits = features(text)
     found = []
@@ -231,7 +231,7 @@ def agreement(head: EagleHead, features: Features, text: Tensor) -> list[dict[st
     return found
 
 
-def accepted(head: EagleHead, features: Features, text: Tensor) -> list[float]:
+def accepted(head: EagleHead, features: ModelFeatures, text: Tensor) -> list[float]:
     """The share of drafts whose first, second, … tokens are all what the model wrote."""
     right, drafts = [0] * DRAFTS, 0
     for tokens in text:
@@ -290,7 +290,7 @@ def main() -> None:
     )
     engine.close()
     model = AutoModelForCausalLM.from_pretrained(SMALL, dtype=torch.float32).eval().requires_grad_(False)
-    features = Features(model)
+    features = ModelFeatures(model)
     head = trained(model, features, text, tokens)
     rows = []
     for name, form, bits in (("bf16", head, 16.0), ("W4", in_four_bits(head), 4.125)):

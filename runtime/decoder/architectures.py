@@ -23,6 +23,7 @@ class LayerSpec:
         sparse: whether its feed-forward part is a mixture of experts.
         attends, feeds: whether it has attention, and a feed-forward part; pruning may have removed one of them.
         heads, key_value_heads: its head counts; None for the decoder's.
+        joined: whether its attention reads the tokens' embeddings beside the states, as a draft head's first layer does (EAGLE-3).
     """
 
     scale: float
@@ -33,6 +34,7 @@ class LayerSpec:
     feeds: bool = True
     heads: int | None = None
     key_value_heads: int | None = None
+    joined: bool = False
 
 
 @dataclass(frozen=True)

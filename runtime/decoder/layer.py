@@ -13,6 +13,7 @@ from ..weights.layout import Ranges
 from .adapters import AdaptedLinear, AdapterTarget, StepRows
 from .architectures import DecoderSpec, LayerSpec, Names
 from .batch import Batch
+from .draft_inputs import JoinedInputs
 from .expert_parallel import DividedExperts
 from .feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
 from .kv_cache import KeysValues
@@ -53,7 +54,7 @@ class DecoderLayer:
             self._query_key_value = load.linear(
                 *(prefix + name for name in names.query_key_value),
                 rows=rows,
-                shape=(sum(self._widths), spec.hidden),
+                shape=(sum(self._widths), (2 if layer.joined else 1) * spec.hidden),
                 outputs=None if ranks.count == 1 else _outputs(names, heads, shared, size, mine, self.shared),
             )
             begins = [each.start * size for each, _ in self._all_heads]
@@ -73,6 +74,8 @@ class DecoderLayer:
         }
         self._norms: dict[str | None, Rowwise] = {None: load.norm(None)}
         self._norms |= {which: load.norm(at(name)) for which, name in named.items()}
+        if layer.joined:
+            self._norms["before_attention"] = JoinedInputs(self._norms["before_attention"])
         self._mlp = None
         if layer.feeds:
             self._mlp = _experts(load, spec, prefix) if layer.sparse else _feed_forward(load, spec, prefix)
@@ -164,7 +167,9 @@ class DecoderLayer:
         return LayerParts(
             self._spec.order,
             {
-                "before_attention": self._norms["before_attention"] if names.before_attention else None,
+                "before_attention": self._norms["before_attention"]
+                if names.before_attention or self._layer.joined
+                else None,
                 "query_norm": self._query_norm,
                 "key_norm": self._key_norm,
                 "after_attention": self._norms["after_attention"] if names.after_attention else None,

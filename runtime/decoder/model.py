@@ -22,6 +22,7 @@ from .adapters import Adapters, StepRows
 from .architectures import spec_of
 from .batch import Batch, Run
 from .context_parallel import ContextBatch
+from .draft_inputs import AuxStates
 from .kv_cache import KeysValues
 from .layer import DecoderLayer
 from .linears.linear import Linear
@@ -30,6 +31,7 @@ from .loader import DecoderLoader
 from .operators import Operators, Rotation, Rowwise, Stack
 from .pipeline import Result, pieces_of, pipelined
 from .rope import Rotations
+from .sharded import DividedTable
 
 
 class Model:
@@ -46,6 +48,7 @@ class Model:
         layers: this stage's.
         logit_statistics: computes statistics of rows of logits.
         stack: computes all layers at once, where supported.
+        aux: takes the states between layers that a draft head reads; None if there is none.
         stream: brings the layers' weights, if they are offloaded; None otherwise.
         rotations: its rotary positions.
         cache_scheme: how keys and values are rounded, if the checkpoint sets it.
@@ -120,6 +123,7 @@ class Model:
         scale = self.spec.embedding_scale
         # In the model's dtype, as in transformers.
         self._embedding_scale = None if scale is None else torch.tensor(scale, device=self.device).to(dtype)
+        self.aux: AuxStates | None = None
         self._adapters: Adapters | None = None
         self._shares: set[str] = set()  # tables that are another model's
 
@@ -190,6 +194,13 @@ class Model:
         return self._embedding.columns
 
     @property
+    def token_table(self) -> TokenTable | DividedTable:
+        """The input embedding, which the first stage has."""
+        if self._embedding is None:
+            raise RuntimeProblem("another stage has the embedding; use an engine with pp=1")
+        return self._embedding
+
+    @property
     def head(self) -> Head:
         """Final norm and lm_head, which the last stage has."""
         if self._head is None:
@@ -206,12 +217,19 @@ class Model:
         rotations = self.rotations.of(batch.positions, batch.lengths)
         if self._adapters is not None and (batch.adapted or self._adapters.rows.of):
             self._adapters.rows.of = batch.adapted
+        if self.aux is not None:
+            self.aux.begin(hidden)
         with nullcontext() if self.stream is None else self.stream.step():
             if batch.adapted:
-                return self._through_layers(hidden, rotations, store, batch)
-            if self.stack is not None and self.stack.takes(batch, store):
-                return self.stack(hidden, rotations, store, batch)
-            return self._run(hidden, rotations, store, batch)
+                hidden = self._through_layers(hidden, rotations, store, batch)
+            elif self.stack is not None and self.stack.takes(batch, store):
+                hidden = self.stack(hidden, rotations, store, batch, self.aux)
+            else:
+                hidden = self._run(hidden, rotations, store, batch)
+        if self.aux is not None:
+            self.aux.take(len(self.layers), hidden)
+            self.aux.finish(batch.slots, batch.also)
+        return hidden
 
     def adapters(self) -> Adapters:
         """The LoRA adapters beside it; the first call makes its linears ready for them.
@@ -237,6 +255,8 @@ class Model:
         cached = 0
         for index, layer in enumerate(self.layers):
             self._reach(index)
+            if self.aux is not None:
+                self.aux.take(index, hidden)
             hidden = layer(hidden, rotations, store, cached, batch)
             cached += layer.attends
         return hidden
@@ -324,6 +344,7 @@ class Model:
             count: how many.
         """
         found = copy.copy(self)
+        found.aux = None
         found.layers = self.layers[:count]
         found._run = self.operators.lower(found._through_layers)
         found.stack = self.operators.stack([layer.parts for layer in found.layers]) if self.stack is not None else None

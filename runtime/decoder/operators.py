@@ -18,6 +18,7 @@ from ..heads import Heads
 from ..weights.matrix import Matrix
 from .attention import attend
 from .batch import Batch
+from .draft_inputs import AuxStates
 from .kv_cache import KeysValues, PagedKeysValues, Rules
 from .linears.cpu import Int8Linear
 from .linears.linear import DenseLinear, Linear
@@ -104,8 +105,15 @@ class Stack(Protocol):
         """Whether it can compute this step."""
         ...
 
-    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
-        """From embeddings ``[tokens, hidden]``, which may be overwritten, to the last layer's outputs."""
+    def __call__(
+        self,
+        hidden: Tensor,
+        rotations: dict[str, Rotation],
+        store: KeysValues,
+        batch: Batch,
+        aux: AuxStates | None = None,
+    ) -> Tensor:
+        """From embeddings ``[tokens, hidden]``, which may be overwritten, to the last layer's outputs; ``aux`` takes states between layers."""
         ...
 
 

@@ -74,7 +74,7 @@ class EngineConfig:
         drafter: speculative decoding: what proposes tokens, which the model then verifies several at a time; its output stays its own.
             ``lookup`` (what followed earlier occurrences of the last tokens), ``nested`` (the upper four of a checkpoint's 8 bits, best
             of scheme W4in8), ``early-exit:N`` (the model's first N layers, best of a model trained for it) or a checkpoint's directory: a
-            compressed form of the model, or any cheaper one with its tokenizer. None: none.
+            compressed form of the model, any cheaper one with its tokenizer, or a draft head of EAGLE-3. None: none.
         draft_tokens: how many tokens it proposes: ``auto`` (what is expected to be the fastest, from acceptance, load and measured times; none
             where none is) or a number.
         draft_branches: token trees: how many branches a chain of draft tokens may have, of tokens that may come instead of its own; 0 for

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -15,18 +15,24 @@ from torch import Tensor
 from ...system.errors import RuntimeProblem
 from ...system.progress import Log
 from ..decoder.batch import Run
+from ..decoder.draft_inputs import AuxStates
 from ..decoder.kv_cache import KeysValues
 from ..decoder.model import Model
 from ..parallel.stages import RankPlace
 from ..speculation.caches import DraftCache, OwnCache, SharedCache
 from ..speculation.drafter import Drafter
+from ..speculation.eagle.draft_head import DraftHead
+from ..speculation.eagle.features import Features
+from ..speculation.eagle.head_checkpoint import HeadCheckpoint, is_head
+from ..speculation.eagle.head_drafter import HeadCache, HeadDrafter
 from ..speculation.length import AdaptiveDrafts, FixedDrafts
 from ..speculation.lookup import LookupDrafter
 from ..speculation.model_drafter import ModelDrafter
+from ..speculation.stepwise import StepwiseDrafter
 from ..speculation.times_by_rows import TimesByRows
 from ..weights.checkpoint import Checkpoint
 from .config import LOOKUP, NESTED, EngineConfig
-from .loading import load_model, on_device_of
+from .loading import load_model, load_operators, on_device_of
 
 # How many tokens are drafted at most if the number adapts.
 _MOST = {True: 16, False: 8}
@@ -37,6 +43,152 @@ _PROBED, _BLOCK = 64, 16
 # Steps of these rows are measured at the start, as long as it takes no longer.
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MEASURING_SECONDS = 2.0
+
+
+class DraftWeights(Protocol):
+    """What drafts with weights: a model, or a draft head.
+
+    Attributes:
+        nbytes: of its weights, besides those that it shares with the verifier.
+        is_part: whether its layers are the verifier's own.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def is_part(self) -> bool: ...
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes that it adds to a cache block."""
+        ...
+
+    def drafter(
+        self,
+        model: Model,
+        store: KeysValues,
+        blocks: int,
+        ends: frozenset[int],
+        config: EngineConfig,
+        *,
+        max_length: int,
+    ) -> StepwiseDrafter:
+        """The drafter.
+
+        Args:
+            model: the verifier.
+            store: its keys and values.
+            blocks: how many blocks they have.
+            ends: tokens that end a sequence.
+            config: of the engine.
+            max_length: the most tokens of a sequence.
+        """
+        ...
+
+
+def load_drafter(
+    config: EngineConfig, opened: Checkpoint, verifier: Model, place: RankPlace, *, log: Log
+) -> DraftWeights | None:
+    """Load what a configuration names; None if that has no weights, and on all ranks but the first, which drafts for all.
+
+    Args:
+        config: of the engine.
+        opened: the verifier's checkpoint.
+        verifier: the model that verifies, or this rank's part of it.
+        place: this process' among those that compute the model.
+        log: gets messages for the user.
+
+    Raises:
+        SmeltError: it cannot be read, or does not fit the verifier.
+    """
+    if config.drafter in (None, LOOKUP) or place.world.rank > 0:
+        return None
+    if config.drafter == NESTED:
+        return DraftModel.nested(opened, verifier, log=log)
+    if config.exit_layer is not None:
+        return DraftModel.early_exit(verifier, config.exit_layer, log=log)
+    assert config.drafter is not None
+    path = Path(config.drafter)
+    if not path.is_dir():
+        raise RuntimeProblem(
+            f"drafter is {config.drafter}; it must be {LOOKUP}, {NESTED}, early-exit:N or a checkpoint's directory"
+        )
+    if is_head(path):
+        return LoadedHead.load(path, config, verifier, log=log)
+    return DraftModel.load(path, config, opened, verifier, log=log)
+
+
+@dataclass(frozen=True)
+class LoadedHead:
+    """A draft head.
+
+    Attributes:
+        head: the head.
+    """
+
+    head: DraftHead
+    is_part = False
+
+    @classmethod
+    def load(cls, path: Path, config: EngineConfig, verifier: Model, *, log: Log) -> Self:
+        """Load one for a model.
+
+        Args:
+            path: its directory.
+            config: of the engine.
+            verifier: the model that verifies.
+            log: gets messages for the user.
+
+        Raises:
+            SmeltError: it cannot be read, or does not fit the verifier.
+        """
+        if config.ranks > 1:
+            raise RuntimeProblem(
+                f"drafter is {path}, a draft head, which reads what all layers leave, and {config.division}; use lookup or a model"
+            )
+        if config.compile:
+            raise RuntimeProblem(
+                f"drafter is {path}, a draft head, which reads what is between layers that compile joins; leave compile out"
+            )
+        head = DraftHead(HeadCheckpoint(path), verifier, load_operators(verifier.dtype, config, log=log, drafts=True))
+        where = ", ".join(map(str, head.after))
+        log(f"a draft head of one layer reads what the model leaves after {where} of {len(verifier.layers)} layers")
+        return cls(head)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights, besides those that it shares with the verifier."""
+        return self.head.nbytes
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes that it adds to a cache block."""
+        return self.head.block_bytes(block_size)
+
+    def drafter(
+        self,
+        model: Model,
+        store: KeysValues,
+        blocks: int,
+        ends: frozenset[int],
+        config: EngineConfig,
+        *,
+        max_length: int,
+    ) -> HeadDrafter:
+        """The drafter, for which the model's steps leave features from here on."""
+        head, size = self.head, config.block_positions
+        features = Features(head.fuse, blocks, size, head.hidden, head.dtype, head.device)
+        model.aux = AuxStates(head.after, features.write)
+        return HeadDrafter(
+            head,
+            HeadCache(head.keys_values(blocks, size), blocks),
+            features,
+            on_device_of(model),
+            vocabulary=model.spec.vocabulary,
+            longest=max_length,
+            ends=ends,
+            seed=config.seed,
+            token_budget=config.token_budget,
+        )
 
 
 @dataclass(frozen=True)
@@ -56,33 +208,19 @@ class DraftModel:
     is_part: bool = False
 
     @classmethod
-    def load(
-        cls, config: EngineConfig, opened: Checkpoint, verifier: Model, place: RankPlace, *, log: Log
-    ) -> Self | None:
-        """Load the one that a configuration names; None if it names none, and on all ranks but the first, which drafts for all.
+    def load(cls, path: Path, config: EngineConfig, opened: Checkpoint, verifier: Model, *, log: Log) -> Self:
+        """Load a checkpoint.
 
         Args:
+            path: its directory.
             config: of the engine.
             opened: the verifier's checkpoint.
             verifier: the model that verifies, or this rank's part of it.
-            place: this process' among those that compute the model.
             log: gets messages for the user.
 
         Raises:
             SmeltError: it cannot be read, or has another tokenizer or vocabulary.
         """
-        if config.drafter in (None, LOOKUP) or place.world.rank > 0:
-            return None
-        if config.drafter == NESTED:
-            return cls.nested(opened, verifier, log=log)
-        if config.exit_layer is not None:
-            return cls.early_exit(verifier, config.exit_layer, log=log)
-        assert config.drafter is not None
-        path = Path(config.drafter)
-        if not path.is_dir():
-            raise RuntimeProblem(
-                f"drafter is {config.drafter}; it must be {LOOKUP}, {NESTED}, early-exit:N or a checkpoint's directory"
-            )
         alone = replace(
             config,
             dtype=str(verifier.dtype).removeprefix("torch."),
@@ -152,17 +290,16 @@ class DraftModel:
         return model.operators.block_bytes(model.cached_heads, model.spec.head_size, block_size, model.dtype)
 
     def drafter(
-        self, model: Model, store: KeysValues, blocks: int, ends: frozenset[int], config: EngineConfig
+        self,
+        model: Model,
+        store: KeysValues,
+        blocks: int,
+        ends: frozenset[int],
+        config: EngineConfig,
+        *,
+        max_length: int,
     ) -> ModelDrafter:
-        """The drafter.
-
-        Args:
-            model: the verifier.
-            store: its keys and values.
-            blocks: how many blocks they have.
-            ends: tokens that end a sequence.
-            config: of the engine.
-        """
+        """The drafter."""
         cache: DraftCache = SharedCache(store)
         if not self.shares:
             cache = OwnCache(self.model.keys_values(blocks, config.block_positions, self.model.dtype), blocks)
@@ -189,7 +326,7 @@ def drafting_of(config: EngineConfig, drafter: Drafter, compute: Callable[[list[
         return FixedDrafts(config.draft_tokens, config.draft_branches, drafter.longest_branch)
     looks_up = isinstance(drafter, LookupDrafter)
     drafting = None
-    if isinstance(drafter, ModelDrafter):
+    if isinstance(drafter, StepwiseDrafter):
         drafting = _measured(drafter.compute, config.max_sequences)
     verifying = _measured(compute, max(_ROWS))
     branches, longest = config.draft_branches, drafter.longest_branch

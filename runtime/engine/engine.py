@@ -150,7 +150,14 @@ class Engine:
 
     def _drafter(self) -> Drafter | None:
         if self._draft_model is not None:
-            return self._draft_model.drafter(self.model, self._store, self.reservation.blocks, self.ends, self.config)
+            return self._draft_model.drafter(
+                self.model,
+                self._store,
+                self.reservation.blocks,
+                self.ends,
+                self.config,
+                max_length=self.max_length,
+            )
         return LookupDrafter() if self.config.drafter == LOOKUP else None
 
     def _compute(self, runs: list[Run]) -> Tensor:

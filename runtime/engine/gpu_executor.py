@@ -268,7 +268,13 @@ class GpuExecutor(TorchExecutor):
             kind.singles,
             self._rotary.of(positions),
         )
-        hidden = self._layers.run(model.embed(ids, positions), step, self._cache)
+        hidden = model.embed(ids, positions)
+        if model.aux is not None:
+            model.aux.begin(hidden)
+        hidden = self._layers.run(hidden, step, self._cache, model.aux)
+        if model.aux is not None:
+            model.aux.take(len(model.layers), hidden)
+            model.aux.finish(step.slots)
         # Shared by all graphs.
         wanted, choosers, lengths = (layout.part(name, kind.wanted) for name in ("wanted", "choosers", "lengths"))
         logits = model.head(hidden.index_select(0, wanted), self._logits[: kind.wanted])

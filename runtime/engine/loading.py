@@ -25,6 +25,7 @@ from ..native.library import kernels
 from ..native.nested import NestedOperators
 from ..native.operators import NativeOperators
 from ..parallel.stages import OnlyHead, RankPlace
+from ..speculation.eagle.head_checkpoint import is_head
 from ..weights.checkpoint import Checkpoint
 from ..weights.host_stream import HostLayers
 from ..weights.layer_stream import DiskLayers
@@ -59,6 +60,10 @@ def load_model(
     """
     config = config or EngineConfig()
     where = device_named(config.device)
+    if is_head(Path(checkpoint)):
+        raise RuntimeProblem(
+            f"{checkpoint} is a draft head, which is no model; set drafter to it, beside the model that it was trained for"
+        )
     opened = Checkpoint(checkpoint, trust_remote_code=config.trust_remote_code)
     computing = opened.dtype if config.dtype == "auto" else DTYPES[config.dtype]
     if config.reproducible:
@@ -135,6 +140,18 @@ def _started(work: Callable[[], T]) -> Future[T]:
     # A daemon, so that an interrupt need not wait for it.
     threading.Thread(target=run, name="smelt-load", daemon=True).start()
     return future
+
+
+def load_operators(dtype: torch.dtype, config: EngineConfig, *, log: Log, drafts: bool = False) -> Operators:
+    """The fastest operators for a part beside a model.
+
+    Args:
+        dtype: the model's compute dtype.
+        config: of the engine.
+        log: gets messages for the user.
+        drafts: whether it drafts, so that speed counts more than the last bit.
+    """
+    return _operators(dtype, device_named(config.device), config, log, drafts=drafts)
 
 
 def operators_for(dtype: torch.dtype, device: torch.device, *, log: Log) -> Operators:

@@ -12,7 +12,7 @@ from ...system.machine import human_bytes
 from ..decoder.context_parallel import ring_bytes
 from ..decoder.model import Model
 from .config import EngineConfig
-from .drafters import DraftModel
+from .drafters import DraftWeights
 
 _SUMS = 64 << 20
 
@@ -59,7 +59,7 @@ def reserve(
     *,
     max_length: int,
     kv_dtype: torch.dtype,
-    drafter: DraftModel | None = None,
+    drafter: DraftWeights | None = None,
 ) -> Reservation:
     """Divide the free memory; the weights are loaded already.
 
@@ -68,7 +68,7 @@ def reserve(
         config: of the engine.
         max_length: the most tokens of a sequence.
         kv_dtype: the KV cache dtype.
-        drafter: a model that drafts, loaded already; None if there is none.
+        drafter: what drafts, loaded already; None if it has no weights.
 
     Raises:
         RuntimeProblem: the cache does not fit; the message shows the sizes.

@@ -17,7 +17,7 @@ from ..decoder.model import Model
 from ..parallel.stages import RankPlace
 from ..weights.checkpoint import Checkpoint
 from .config import EngineConfig
-from .drafters import DraftModel
+from .drafters import DraftWeights, load_drafter
 from .host_blocks import HostBlocks
 from .loading import load_model
 from .reserve import Reservation, host_slots, reserve
@@ -49,7 +49,7 @@ class EngineShare:
         store: this process' keys and values.
         host: its cache blocks in host memory; None if there are none.
         cost: of a token, on all ranks together.
-        draft_model: that proposes tokens, if the configuration names one.
+        draft_model: what proposes tokens, if the configuration names something with weights.
     """
 
     opened: Checkpoint
@@ -59,7 +59,7 @@ class EngineShare:
     store: KeysValues
     host: HostBlocks | None
     cost: TokenCost
-    draft_model: DraftModel | None
+    draft_model: DraftWeights | None
 
     @classmethod
     def load(cls, checkpoint: str | Path, config: EngineConfig, place: RankPlace, *, log: Log) -> Self:
@@ -79,7 +79,7 @@ class EngineShare:
             opened, model = load_model(checkpoint, config, log=log, place=place)
         check_same(world, opened)
         with each_loaded(world):
-            draft_model = DraftModel.load(config, opened, model, place, log=log)
+            draft_model = load_drafter(config, opened, model, place, log=log)
         longest = model.spec.max_length
         length = min(config.max_length or longest, longest)
         kept = model.kept(BY_NAME[config.kv_dtype].torch_dtype(model.dtype))

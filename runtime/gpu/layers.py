@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..decoder.attention import attend
 from ..decoder.batch import Batch
+from ..decoder.draft_inputs import AuxStates, JoinedInputs
 from ..decoder.feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
-from ..decoder.layer_order import stages_of
+from ..decoder.layer_order import Branch, stages_of
 from ..decoder.operators import LayerParts, Rotation
 from ..decoder.rope import rotate
 from ..fusions import Fusions
@@ -67,15 +68,17 @@ class GpuLayers:
         """Every step."""
         return True
 
-    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: Any, batch: Batch) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, rotations: dict[str, Rotation], store: Any, batch: Batch, aux: AuxStates | None = None
+    ) -> Tensor:
         """From embeddings ``[tokens, hidden]``, which are overwritten, to the last layer's outputs."""
-        return self.run(hidden, self.laid_out(rotations, store, batch), store)
+        return self.run(hidden, self.laid_out(rotations, store, batch), store, aux)
 
     def laid_out(self, rotations: dict[str, Rotation], store: GpuKeysValues, batch: Batch) -> GpuStep:
         """A step's lists, on the device."""
         return gpu_step(batch, rotations, self.tokens_of_tile(store))
 
-    def run(self, hidden: Tensor, step: GpuStep, store: GpuKeysValues) -> Tensor:
+    def run(self, hidden: Tensor, step: GpuStep, store: GpuKeysValues, aux: AuxStates | None = None) -> Tensor:
         """The same for a step whose lists are on the device."""
         stream = _Stream(hidden, self._fusions)
         with overlapping(may_overlap() and hidden.shape[0] < _APART):
@@ -83,6 +86,8 @@ class GpuLayers:
             for number, layer in enumerate(self._layers):
                 if self._reach is not None:
                     self._reach(number)
+                if aux is not None and aux.wants(number):
+                    aux.take(number, stream.value())
                 layer.run(stream, step, store, cached)
                 cached += layer.attends
             return stream.value()
@@ -176,7 +181,11 @@ class _GpuLayer:
     def __init__(self, parts: LayerParts, tiles: Tiles, fusions: Fusions) -> None:
         self._forward = parts.feed_forward
         self._fusions = fusions
-        norms: dict[str | None, GpuNorm | None] = {name: _checked(norm) for name, norm in parts.norms.items()}
+        entry = parts.norms["before_attention"]
+        self._joined = entry if isinstance(entry, JoinedInputs) else None
+        norms: dict[str | None, GpuNorm | None] = {
+            name: None if isinstance(norm, JoinedInputs) else _checked(norm) for name, norm in parts.norms.items()
+        }
         self._norms = norms | {None: None}
         self._stages = stages_of(parts.order, parts.out is not None, parts.feed_forward is not None)
         self._query_key_value: Any = parts.query_key_value
@@ -187,12 +196,7 @@ class _GpuLayer:
     def run(self, stream: _Stream, step: GpuStep, store: GpuKeysValues, index: int) -> None:
         """Go on with the residual stream."""
         for stage in self._stages:
-            read = [
-                stream.normed(
-                    self._norms[each.before], self._query_key_value if each.part == "attention" else self._first
-                )
-                for each in stage.branches
-            ]
+            read = [self._read(stream, each) for each in stage.branches]
             for each, x in zip(stage.branches, read, strict=True):
                 if each.part == "attention":
                     self._attend(stream, x, step, store, index, self._norms[each.after])
@@ -200,6 +204,14 @@ class _GpuLayer:
                     self._feed(stream, x, self._norms[each.after])
             if stage.closing is not None:
                 stream.replace(_plain(stream.normed(self._norms[stage.closing], None)))
+
+    def _read(self, stream: _Stream, branch: Branch) -> Tensor | Rounded:
+        """The inputs of one of its parts."""
+        if branch.part == "mlp":
+            return stream.normed(self._norms[branch.before], self._first)
+        if self._joined is not None:
+            return self._joined(stream.value())
+        return stream.normed(self._norms[branch.before], self._query_key_value)
 
     @property
     def _first(self) -> Any:

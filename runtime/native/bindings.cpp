@@ -89,7 +89,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         "decode",
         [](const std::vector<smelt::Layer>& layers, const std::vector<smelt::Cache>& caches, Address hidden, int64_t rows,
            int64_t width, const pybind11::list& rotations, Address slots, Address also_rows, Address also_slots, int64_t also,
-           Address order, Address tables, Address stops, int64_t table_width, int threads) {
+           Address order, Address tables, Address stops, int64_t table_width,
+           const std::vector<std::pair<int64_t, Address>>& places, int64_t stride, int threads) {
+            std::vector<smelt::Taken> taken;
+            for (const auto& [layer, place] : places) taken.push_back({layer, at<bf16>(place), stride});
             std::vector<smelt::Rotation> rotated;
             for (const auto& one : rotations) {
                 const auto each = one.cast<pybind11::tuple>();
@@ -98,7 +101,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
             const pybind11::gil_scoped_release free;
             smelt::decode(layers, caches, at<bf16>(hidden), rows, width, rotated,
                           {at<int64_t>(slots), at<int64_t>(also_rows), at<int64_t>(also_slots), also}, at<int64_t>(order),
-                          at<int64_t>(tables), at<int64_t>(stops), table_width, threads);
+                          at<int64_t>(tables), at<int64_t>(stops), table_width, taken, threads);
         });
     module.def(
         "linear",

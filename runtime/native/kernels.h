@@ -146,9 +146,16 @@ struct Rotation {
     int64_t half;
 };
 
+// Where the states before a layer are copied to, rows that are stride elements apart.
+struct Taken {
+    int64_t layer;
+    bf16* to;
+    int64_t stride;
+};
+
 // All layers for single tokens, hidden [rows, width] in place. One call: between calls from Python the cores would wait.
 void decode(const std::vector<Layer>& layers, const std::vector<Cache>& caches, bf16* hidden, int64_t rows, int64_t width,
             const std::vector<Rotation>& rotations, const Places& places, const int64_t* order, const int64_t* tables,
-            const int64_t* stops, int64_t table_width, int threads);
+            const int64_t* stops, int64_t table_width, const std::vector<Taken>& taken, int threads);
 
 }  // namespace smelt

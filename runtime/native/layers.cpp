@@ -35,7 +35,7 @@ void linear(const Linear& weight, const bf16* x, int64_t rows, bf16* out, int th
 
 void decode(const std::vector<Layer>& layers, const std::vector<Cache>& caches, bf16* hidden, int64_t rows, int64_t width,
             const std::vector<Rotation>& rotations, const Places& places, const int64_t* order, const int64_t* tables,
-            const int64_t* stops, int64_t table_width, int threads) {
+            const int64_t* stops, int64_t table_width, const std::vector<Taken>& taken, int threads) {
     Room room;
     const auto normed = [&](const std::optional<Norm>& norm, const bf16* x) {
         if (!norm) return x;
@@ -44,7 +44,11 @@ void decode(const std::vector<Layer>& layers, const std::vector<Cache>& caches, 
     };
     room.normed.resize(rows * width);
     auto next_cache = caches.begin();  // of those that attend
-    for (const Layer& l : layers) {
+    for (size_t number = 0; number < layers.size(); number++) {
+        const Layer& l = layers[number];
+        for (const Taken& each : taken)
+            for (int64_t row = 0; each.layer == (int64_t)number && row < rows; row++)
+                std::copy_n(hidden + row * width, width, each.to + row * each.stride);
         room.delta.resize(rows * width);
         bf16* delta = room.delta.data();
 

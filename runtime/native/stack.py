@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..decoder.batch import Batch
+from ..decoder.draft_inputs import AuxStates
 from ..decoder.feed_forward import GatedFeedForward
 from ..decoder.kv_cache import KeysValues
 from ..decoder.operators import LayerParts, Rotation
@@ -30,7 +31,14 @@ class NativeStack:
         """Whether a step is of this kind; for more rows torch's bfloat16 product is faster."""
         return not batch.prompts and len(batch.tokens) <= DENSE_ROWS and stores(store)
 
-    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
+    def __call__(
+        self,
+        hidden: Tensor,
+        rotations: dict[str, Rotation],
+        store: KeysValues,
+        batch: Batch,
+        aux: AuxStates | None = None,
+    ) -> Tensor:
         """From embeddings ``[tokens, hidden]``, which are overwritten, to the last layer's outputs."""
         singles = batch.decoding
         assert singles is not None
@@ -54,6 +62,7 @@ class NativeStack:
             singles.tables.data_ptr(),
             singles.stops.data_ptr(),
             singles.tables.shape[1],
+            *(([], 0) if aux is None else aux.addresses(len(self._kept))),
             torch.get_num_threads(),
         )
         return hidden

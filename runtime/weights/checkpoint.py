@@ -39,11 +39,10 @@ class Checkpoint:
     def __init__(self, path: str | Path, *, trust_remote_code: bool = False) -> None:
         self.path = Path(path).expanduser()
         self.directory = ModelDirectory(str(path), self.path, trust_remote_code)
-        self.config: Any = self.directory.config()
+        self.config, stored = self._read_config()
         self.directory.check_generation()
         self.weights = CheckpointWeights(self.path)
         self._rooms: dict[str, Tensor] = {}
-        stored = self.directory.config_data().get("quantization_config")
         try:
             self._reader = reader_of(stored, self)
             self.cache_args = cache_args(stored)
@@ -53,6 +52,10 @@ class Checkpoint:
             raise RuntimeProblem(
                 f"{self.path}/config.json: its quantization_config cannot be understood ({error!r}); quantize the model again"
             ) from None
+
+    def _read_config(self) -> tuple[Any, Any]:
+        """The model's configuration, and its ``quantization_config``."""
+        return self.directory.config(), self.directory.config_data().get("quantization_config")
 
     def check(self) -> None:
         """Check that it holds the tensors that its config requires, with their shapes, and no more layers.

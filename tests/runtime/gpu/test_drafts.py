@@ -14,9 +14,12 @@ from smelt.runtime.engine.gpu_executor import GpuExecutor
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.requests.output import RequestOutput
 from smelt.runtime.speculation.verification import VerifiedChain
+from transformers import AutoModelForCausalLM
 
 from ..kernels.interpreter import DEVICE
+from ..speculation.head_reference import ReferenceHead
 from ..speculation.pretend import pretend
+from ..speculation.watched_head import WatchedHead
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 PROMPTS = [[1, 5, 9, 5, 9], [3, 4, 3, 4, 7, 7, 2], [11], list(range(40, 20, -1))]
@@ -134,6 +137,29 @@ def test_a_model_drafts_with_the_noise_of_the_device(engine_of: Callable[..., En
     assert_same(engine.generate(PROMPTS[:3], PARAMS[:3]), engine_of().generate(PROMPTS[:3], PARAMS[:3]))
     assert engine.drafting is not None
     assert (engine.drafting.total.agreement or 0) > 0.95
+
+
+@pytest.mark.parametrize("branches", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_draft_head_reads_what_the_models_steps_leave(
+    engine_of: Callable[..., Engine],
+    tiny: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    branches: int,
+) -> None:
+    """Whether drafts are verified on the device, or on the host."""
+    model = AutoModelForCausalLM.from_pretrained(tiny("llama", num_hidden_layers=1, vocab_size=256))
+    head = ReferenceHead(model, vocabulary=250, after=(0, 1, 1)).eval()
+    expected = engine_of().generate(PROMPTS[:3], PARAMS[:3])
+    directory = head.save(tmp_path / "head")
+    engine = engine_of(drafter=str(directory), draft_tokens=3, draft_branches=branches)
+    host = on_the_host(engine, monkeypatch)
+    watched = WatchedHead(engine, PROMPTS[:3], [each.completions[0].tokens for each in expected])
+    assert_same(engine.generate(PROMPTS[:3], PARAMS[:3]), expected)
+    assert engine.drafting is not None
+    assert sum(engine.drafting.total.accepted) > 0
+    assert bool(host) == bool(branches)
+    assert watched.largest_error(head, every=2) < 1e-3
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ...tiny import make_model, save_model
+from .head_reference import ReferenceHead
 
 PROMPTS = [
     [1, 5, 9, 5, 9, 5, 9],
@@ -50,6 +51,9 @@ def drafters(tiny: Callable[..., Path], tmp_path: Path) -> dict[str, str]:
         "shallow": str(save_model(narrow, tmp_path / "shallow")),
         "lookup": "lookup",
         "first layers": "early-exit:2",
+        "head": str(
+            ReferenceHead(AutoModelForCausalLM.from_pretrained(model), vocabulary=4000).save(tmp_path / "head")
+        ),
     }
 
 
@@ -96,7 +100,7 @@ CASES: dict[str, SamplingParams] = {
 
 
 @pytest.mark.few(14)
-@pytest.mark.parametrize("drafter", ["near", "shallow", "lookup", "first layers"])
+@pytest.mark.parametrize("drafter", ["near", "shallow", "lookup", "first layers", "head"])
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: str, case: str) -> None:
     alone = Engine(drafters["itself"], **ENGINE).generate(PROMPTS, CASES[case])
@@ -184,7 +188,7 @@ class Alternating:
         return None
 
 
-@pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup"])
+@pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup", "head"])
 def test_constraints_are_followed(drafters: dict[str, str], drafter: str) -> None:
     params = SamplingParams(max_tokens=24, seed=5, constraint=Alternating())
     alone = tokens(Engine(drafters["itself"], **ENGINE), params)

@@ -1,0 +1,74 @@
+"""What a draft head (EAGLE-3) reads: states between a model's layers, and tokens beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+# Where keys and values of a step's tokens go, further places ``(rows, slots)`` if there are any, and the states.
+StatesSink = Callable[[Tensor, tuple[Tensor, Tensor] | None, Tensor], None]
+
+
+class AuxStates:
+    """Hidden states that a model leaves between its layers, of every token that it computes.
+
+    Args:
+        after: after how many layers, each; the number of all layers stands for what the last one leaves.
+        sink: gets a step's states ``[tokens, len(after) x hidden]``, and the cache slots of its tokens.
+    """
+
+    def __init__(self, after: Sequence[int], sink: StatesSink) -> None:
+        self._after, self._sink = tuple(after), sink
+        self._states = torch.empty(0)
+
+    def begin(self, hidden: Tensor) -> None:
+        """A step of as many tokens begins."""
+        self._states = hidden.new_empty(hidden.shape[0], len(self._after) * hidden.shape[1])
+
+    def wants(self, layers: int) -> bool:
+        """Whether the states after so many layers are of use."""
+        return layers in self._after
+
+    def take(self, layers: int, hidden: Tensor) -> None:
+        """Copy the states after so many layers, if they are of use."""
+        for place in self._places(layers):
+            place.copy_(hidden)
+
+    def addresses(self, layers: int) -> tuple[list[tuple[int, int]], int]:
+        """Where kernels copy the states to: ``(after how many layers, address)`` of those before the last of ``layers``, and elements from row to row."""
+        wanted = sorted({count for count in self._after if count < layers})
+        return [(count, place.data_ptr()) for count in wanted for place in self._places(count)], self._states.shape[1]
+
+    def finish(self, slots: Tensor, also: tuple[Tensor, Tensor] | None = None) -> None:
+        """Give the step's states away.
+
+        Args:
+            slots: of its tokens; negative for padding.
+            also: further places of some, as :class:`.batch.Batch` has them.
+        """
+        self._sink(slots, also, self._states)
+
+    def _places(self, layers: int) -> list[Tensor]:
+        width = self._states.shape[1] // len(self._after)
+        return [self._states[:, i * width : (i + 1) * width] for i, count in enumerate(self._after) if count == layers]
+
+
+class JoinedInputs:
+    """The norm before a draft head's attention, which also reads the tokens' embeddings.
+
+    Args:
+        norm: of the states.
+
+    Attributes:
+        tokens: the step's embeddings, normed ``[tokens, hidden]``.
+    """
+
+    def __init__(self, norm: Callable[[Tensor], Tensor]) -> None:
+        self._norm = norm
+        self.tokens = torch.empty(0)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """From states ``[tokens, hidden]`` to ``[tokens, 2 hidden]``."""
+        return torch.cat([self.tokens, self._norm(hidden)], -1)

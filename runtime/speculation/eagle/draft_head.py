@@ -1,0 +1,149 @@
+"""A draft head of EAGLE-3: a decoder of one layer, which reads tokens beside states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....system.errors import RuntimeProblem
+from ...decoder.batch import Batch, Run
+from ...decoder.draft_inputs import JoinedInputs
+from ...decoder.kv_cache import KeysValues
+from ...decoder.layer import DecoderLayer
+from ...decoder.linears.linear import Linear
+from ...decoder.linears.token_table import TokenTable
+from ...decoder.loader import DecoderLoader
+from ...decoder.model import Head, Model
+from ...decoder.operators import Operators
+from ...decoder.rope import Rotations
+from ...parallel.ranks import Ranks
+from .head_checkpoint import STATES, HeadCheckpoint
+
+
+class DraftHead:
+    """A draft head with its weights.
+
+    Args:
+        checkpoint: its directory.
+        model: that it drafts for, whose embedding it uses, unless it has its own; and whose lm_head, if it has none.
+        operators: its implementation of the parts.
+
+    Attributes:
+        after: after how many of the model's layers the states are taken that it reads.
+        tokens: which token of the model's vocabulary each of its logits is for ``[draft vocabulary]``; None for the same order.
+        fuse: from these states, one after another, to its own width.
+
+    Raises:
+        SmeltError: a tensor is missing, or it is not a head for this model.
+    """
+
+    def __init__(self, checkpoint: HeadCheckpoint, model: Model, operators: Operators) -> None:
+        self.path = checkpoint.path
+        spec = self._spec = checkpoint.spec
+        self._operators, self._model = operators, model
+        self.device, self.dtype = operators.device, operators.dtype
+        self.logit_statistics = operators.logit_statistics
+        count = len(model.spec.layers)
+        self.after = checkpoint.settings.layers(count)
+        if min(self.after) < 0 or max(self.after) > count:
+            raise RuntimeProblem(
+                f"{self.path}: it reads states after {', '.join(map(str, self.after))} layers, and the model has {count}; use"
+                " a head that was trained for this model"
+            )
+        load = DecoderLoader(checkpoint, spec, operators, Ranks())
+        self.fuse = load.linear("fc", shape=(spec.hidden, STATES * model.spec.hidden))
+        self._token_norm = load.norm(f"{spec.names.layer}input_layernorm")
+        self._first_norm = load.norm(f"{spec.names.layer}hidden_norm" if checkpoint.settings.norms_first else None)
+        self._layer = DecoderLayer(load, spec, spec.layers[0], 0)
+        entry = self._layer.parts.norms["before_attention"]
+        assert isinstance(entry, JoinedInputs)
+        self._entry = entry
+        self._stack = operators.stack([self._layer.parts])
+        own = checkpoint.has_matrix("embed_tokens")
+        self._table: Any = model.token_table
+        if own:
+            self._table = TokenTable(load.matrix("embed_tokens", kind="Embedding"), operators.dtype, operators.device)
+            if isinstance(model.token_table, TokenTable) and self._table.equals(model.token_table):
+                own, self._table = False, model.token_table
+        if self._table.columns != spec.hidden:
+            raise RuntimeProblem(
+                f"{self.path}: it is {spec.hidden} wide, and the model's embeddings are {self._table.columns}; use a head that was"
+                " trained for this model"
+            )
+        shares_head = not checkpoint.has_matrix("lm_head")
+        linear = model.head.linear if shares_head else load.linear("lm_head", shape=(spec.vocabulary, spec.hidden))
+        self.head = Head(load.norm("norm"), None, linear, None, operators.to_float32)
+        self.tokens = self._mapping(checkpoint, own=not shares_head)
+        self.rotations = Rotations(spec.ropes, operators.dtype)
+        parts = [self.fuse, *self._layer.linears().values(), *([] if shares_head else [linear])]
+        self.nbytes = sum(part.nbytes for part in parts) + (self._table.nbytes if own else 0)
+
+    def _mapping(self, checkpoint: HeadCheckpoint, *, own: bool) -> Tensor | None:
+        vocabulary, mine = self._model.spec.vocabulary, self._spec.vocabulary
+        if not own:
+            return None
+        if not checkpoint.has("d2t"):
+            if mine > vocabulary:
+                raise RuntimeProblem(
+                    f"{self.path}: it has a vocabulary of {mine} tokens, and the model of {vocabulary}; use a head that was trained for"
+                    " this model"
+                )
+            return None if mine == vocabulary else torch.arange(mine)
+        shifts = checkpoint.tensor("d2t").long()
+        tokens = torch.arange(mine) + shifts if shifts.shape == (mine,) else None
+        if tokens is None or tokens.min() < 0 or tokens.max() >= vocabulary or len(tokens.unique()) < mine:
+            raise RuntimeProblem(
+                f"{self.path}: d2t does not give each of {mine} draft tokens another one of the model's {vocabulary}; use a head that was"
+                " trained for this model"
+            )
+        return tokens
+
+    @property
+    def hidden(self) -> int:
+        """Its width."""
+        return self._spec.hidden
+
+    def linears(self) -> dict[str, Linear]:
+        """Its linears, by role."""
+        return {"fuse": self.fuse, **self._layer.linears(), "head": self.head.linear}
+
+    def keys_values(self, blocks: int, block_size: int) -> KeysValues:
+        """An empty cache for its layer."""
+        return self._operators.keys_values(
+            self._spec.cached_heads, self._spec.head_size, blocks, block_size, self.dtype
+        )
+
+    def block_bytes(self, block_size: int) -> int:
+        """Memory of a cache block: its keys and values, and the fused states of the tokens."""
+        kept = self._operators.block_bytes(self._spec.cached_heads, self._spec.head_size, block_size, self.dtype)
+        return kept + block_size * self.hidden * self.dtype.itemsize
+
+    def batch(self, runs: list[Run], block_size: int) -> Batch:
+        """A step's tokens."""
+        return Batch(runs, block_size)
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch, states: Tensor, store: KeysValues) -> tuple[Tensor, Tensor]:
+        """What comes after some tokens.
+
+        Args:
+            batch: the tokens, each at the position of the one before it.
+            states: what the model made of the ones before, fused; or what this returned for them ``[tokens, hidden]``.
+            store: its keys and values, which go there.
+
+        Returns:
+            Logits of the wanted tokens ``[wanted, draft vocabulary]`` in float32, and their states.
+        """
+        self._entry.tokens = self._token_norm(self._table(batch.tokens))
+        hidden = self._first_norm(states)
+        rotations = self.rotations.of(batch.positions, batch.lengths)
+        if self._stack is not None and self._stack.takes(batch, store):
+            hidden = self._stack(hidden, rotations, store, batch)
+        else:
+            hidden = self._layer(hidden, rotations, store, 0, batch)
+        hidden = hidden[batch.wanted]
+        if not len(hidden):  # a part of a prompt
+            return hidden.new_empty(0, self._spec.vocabulary, dtype=torch.float32), hidden
+        return self.head(hidden), hidden

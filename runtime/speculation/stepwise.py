@@ -1,0 +1,186 @@
+"""Drafts that grow by a token of each sequence at a time."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..decoder.batch import Run
+from ..decoder.logit_statistics import LogitStatistics
+from ..requests.sequence import Sequence
+from ..sampling.sampling import merits, trying
+from ..scheduling.plan import StepPlan
+from .caches import DraftCache
+from .drafter import Drafts
+from .tree import DraftBranch, TokenTree
+
+
+@dataclass
+class GrowingDraft:
+    """A draft that is not complete.
+
+    Attributes:
+        longest: of its chain.
+        branches: how many others it may have.
+        reached: how likely its chain is right so far, if the odds between the tokens are as the drafter has them.
+        others: tokens besides the chain's: how likely each is, after how many of the chain's, and which.
+    """
+
+    longest: int
+    branches: int
+    chain: list[int] = field(default_factory=list)
+    reached: float = 1.0
+    others: list[tuple[float, int, int]] = field(default_factory=list)
+
+    def add(self, token: int, others: list[tuple[float, int]]) -> None:
+        """The next token, and those that came after it with their odds against it."""
+        whole = self.reached / (1 + sum(odds for odds, _ in others))
+        self.others += [(whole * odds, len(self.chain), other) for odds, other in others if odds > 0]
+        self.chain.append(token)
+        self.reached = whole
+
+    def tree(self) -> TokenTree:
+        """With the most likely of the others."""
+        likely = sorted(self.others, reverse=True)[: self.branches]
+        return TokenTree(self.chain, [DraftBranch(after, [token]) for _, after, token in likely])
+
+
+class StepwiseDrafter(ABC):
+    """What computes the logits of a draft's next token from those before it, and chooses as the verifier will.
+
+    Args:
+        cache: its keys and values.
+        statistics: of rows of its logits.
+        vocabulary: of the verifier.
+        tokens: which of the verifier's tokens each of its logits is for; None for the first ones, in their order.
+        longest: the most tokens of a sequence and its draft.
+        ends: tokens that end a sequence.
+        seed: for requests without one.
+
+    Attributes:
+        longest_branch: one token: those that came second cost nothing more, what would follow them a step each.
+    """
+
+    longest_branch: int | None = 1
+
+    def __init__(
+        self,
+        cache: DraftCache,
+        statistics: Callable[[Tensor], LogitStatistics],
+        *,
+        vocabulary: int,
+        tokens: Tensor | None = None,
+        longest: int,
+        ends: frozenset[int],
+        seed: int,
+    ) -> None:
+        self._cache = cache
+        self._statistics = statistics
+        self._vocabulary, self._tokens = vocabulary, tokens
+        self._longest = longest
+        self._ends = ends
+        self._seed = seed
+
+    @abstractmethod
+    def unprepared(self, sequence: Sequence) -> int:
+        """How many tokens it would have to compute before it can draft for a sequence."""
+
+    @abstractmethod
+    def compute(self, runs: list[Run]) -> Tensor:
+        """A step, to be measured; returns the wanted rows of logits."""
+
+    @abstractmethod
+    def _prepare(self, sequences: list[Sequence]) -> int:
+        """Compute what comes before the drafts of some sequences; returns how many tokens that were."""
+
+    @abstractmethod
+    def _logits(self, sequences: list[Sequence]) -> Tensor:
+        """Logits of the next token of each, in float32 on the host."""
+
+    @torch.inference_mode()
+    def propose(self, plan: StepPlan) -> Drafts:
+        """Drafts of all sequences, a token of each at a time."""
+        self._cache.begin(plan)
+        growing = {
+            chunk.sequence: GrowingDraft(
+                min(chunk.drafts, self._longest - len(chunk.sequence.tokens)), len(chunk.spare)
+            )
+            for chunk in plan.chunks
+            if chunk.drafts and self._may_draft(chunk.sequence)
+        }
+        begun = time.perf_counter()
+        prepared = self._prepare(list(growing))
+        preparing = time.perf_counter() - begun
+        with ExitStack() as stack:
+            for sequence in growing:
+                stack.enter_context(trying(sequence))
+            left = dict(growing)
+            while left:
+                for sequence, (token, others) in self._next(left).items():
+                    draft = left[sequence]
+                    draft.add(token, others)
+                    sequence.tokens.append(token)
+                    if sequence.matcher is not None:
+                        sequence.matcher.accept(token)
+                    if self._is_over(sequence, token) or len(draft.chain) == draft.longest:
+                        del left[sequence]
+        for sequence, draft in growing.items():
+            self._cache.drafted(sequence, draft.chain)
+        return Drafts({sequence: draft.tree() for sequence, draft in growing.items()}, prepared, preparing)
+
+    def replaced(self, sequence: Sequence, block: int, by: int) -> None:
+        """As the cache has it."""
+        self._cache.replaced(block, by)
+
+    def _may_draft(self, sequence: Sequence) -> bool:
+        return len(sequence.tokens) < self._longest
+
+    def _next(self, drafts: dict[Sequence, GrowingDraft]) -> dict[Sequence, tuple[int, list[tuple[float, int]]]]:
+        """The next token of each, chosen as the verifier will choose its own, and those that came next, with their odds against it."""
+        sequences = list(drafts)
+        logits = self._logits(sequences)
+        stats = self._statistics(logits)
+        found = {}
+        for row, sequence in enumerate(sequences):
+            draft, params = drafts[sequence], sequence.request.params
+            if params.is_plainly_greedy and not draft.branches:
+                best = stats.best[row]
+                found[sequence] = best if self._tokens is None else int(self._tokens[best]), []
+                continue
+            by_token = self._of_all(logits[row])
+            if not params.is_plainly_greedy:
+                by_token = merits(by_token, sequence, self._ends, self._seed, len(draft.chain))
+            best = by_token.topk(1 + draft.branches)
+            first, *others = best.values.tolist()
+            # A token's odds against the first: the quotient of their probabilities, or of these over their noise.
+            is_logit = params.temperature == 0
+            odds = (
+                [math.exp(each - first) if is_logit else each / first for each in others]
+                if first > 0 or is_logit
+                else []
+            )
+            token, *second = best.indices.tolist()
+            found[sequence] = token, list(zip(odds, second, strict=False))
+        return found
+
+    def _of_all(self, logits: Tensor) -> Tensor:
+        """Logits of the whole vocabulary, of which the drafter's may be a part; tables of embeddings may be padded, too."""
+        if self._tokens is None and len(logits) == self._vocabulary:
+            return logits
+        whole = logits.new_full((self._vocabulary,), float("-inf"))
+        whole[slice(len(logits)) if self._tokens is None else self._tokens] = logits
+        return whole
+
+    def _is_over(self, sequence: Sequence, token: int) -> bool:
+        """Whether nothing after a token would be of use."""
+        params, matcher = sequence.request.params, sequence.matcher
+        if matcher is not None and (matcher.is_complete or matcher.failure is not None):
+            return True
+        return token in params.stop_token_ids or (token in self._ends and not params.ignore_eos)

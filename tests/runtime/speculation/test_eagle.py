@@ -1,0 +1,201 @@
+"""A draft head drafts what EAGLE-3's arithmetic says, of the model's own states, and the output stays the model's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from smelt.runtime import Engine, SamplingParams
+from smelt.system.errors import SmeltError
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from .head_reference import ReferenceHead
+from .watched_head import WatchedHead
+
+PROMPTS = [[1, 5, 9, 5, 9, 5, 9], [3, 4], [11], [8, 1, 2, 8, 1, 2, 8, 1], list(range(60, 5, -1))]
+ENGINE: dict[str, Any] = {"quiet": True, "max_length": 128, "kv_cache_bytes": 1 << 22, "block_size": 16}
+GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, seed=3, top_p=0.95, repetition_penalty=1.1, ignore_eos=True)
+
+
+@pytest.fixture
+def made(tiny: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[Path, ReferenceHead, Path]]:
+    """A model, a head for it, and the head's directory."""
+
+    def make(
+        architecture: str = "llama", dtype: torch.dtype = torch.float32, **options: Any
+    ) -> tuple[Path, ReferenceHead, Path]:
+        model = tiny(architecture, dtype, num_hidden_layers=4)
+        saving = {name: options.pop(name) for name in ("speculators",) if name in options}
+        head = ReferenceHead(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), **options).eval()
+        return model, head, head.save(tmp_path / "head", dtype, **saving)
+
+    return make
+
+
+def tokens(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
+    """Of each prompt's completion."""
+    return [output.completions[0].tokens for output in engine.generate(prompts, params)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"norms_first": True, "speculators": True, "vocabulary": 4090},
+        {"after": (0, 2, 4), "vocabulary": 4095},
+        {"after": (1, 1, 3), "speculators": True},
+    ],
+    ids=["EAGLE-3's layout", "speculators' layout", "first and last states", "states twice"],
+)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
+def test_logits_are_the_references_and_tokens_the_models(
+    made: Callable[..., tuple[Path, ReferenceHead, Path]], architecture: str, options: dict[str, Any]
+) -> None:
+    model, head, directory = made(architecture, **options)
+    with closing(Engine(str(model), **ENGINE)) as plain:
+        answers = tokens(plain, GREEDY)
+    with closing(Engine(str(model), drafter=str(directory), draft_tokens=4, **ENGINE)) as engine:
+        watched = WatchedHead(engine, PROMPTS, answers)
+        assert tokens(engine, GREEDY) == answers
+        total = engine.drafting.total  # type: ignore[union-attr]
+        assert 0 < sum(total.accepted) < sum(total.drafted)
+    assert watched.largest_error(head) < 1e-4
+
+
+def test_the_compiled_kernels_compute_the_same(made: Callable[..., tuple[Path, ReferenceHead, Path]]) -> None:
+    """In bfloat16, so that they are near; three positions of four are drafted from the head's own states."""
+    model, head, directory = made(dtype=torch.bfloat16)
+    answers = tokens(engine := Engine(str(model), **ENGINE), GREEDY)
+    engine.close()
+    with closing(Engine(str(model), drafter=str(directory), draft_tokens=4, **ENGINE)) as engine:
+        watched = WatchedHead(engine, PROMPTS, answers)
+        assert tokens(engine, GREEDY) == answers
+    for seen, known, found in watched.seen[::9]:
+        wanted = head.logits(seen, known)
+        assert float((found - wanted).norm() / wanted.norm()) < 0.05
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"token_budget": 5},
+    {"block_size": 4, "blocks": 40, "admission": "immediate"},
+    {"policy": "mlfq", "max_sequences": 2},
+    {"share_prefixes": False, "draft_branches": 2},
+    {"block_size": 4, "draft_branches": 3},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_features_follow_their_tokens(
+    made: Callable[..., tuple[Path, ReferenceHead, Path]], options: dict[str, Any]
+) -> None:
+    """Whatever becomes of the cache's blocks; the second time prompts are there already."""
+    model, head, directory = made()
+    given = {**ENGINE, **options}
+    blocks = given.pop("blocks", None)
+    with closing(Engine(str(model), **ENGINE)) as plain:
+        answers = tokens(plain, SAMPLED)
+    if blocks:
+        probe = Engine(str(model), drafter=str(directory), **given)
+        given["kv_cache_bytes"] = probe.reservation.cache // probe.reservation.blocks * blocks
+        probe.close()
+    with closing(Engine(str(model), drafter=str(directory), draft_tokens=4, **given)) as engine:
+        watched = WatchedHead(engine, PROMPTS, answers)
+        for _ in range(2):
+            assert tokens(engine, SAMPLED) == answers
+        assert (engine.scheduler.preemptions > 0) == (blocks is not None)
+        total = engine.drafting.total  # type: ignore[union-attr]
+        assert sum(total.accepted) > 0
+        engine.cache.check([])
+    assert watched.largest_error(head, every=7) < 1e-4
+    if "draft_branches" in options:
+        assert total.on_branch > 0
+
+
+@pytest.mark.parametrize("draft_tokens", [3, "auto"])
+def test_blocks_that_return_from_host_memory_cost_drafts_alone(
+    made: Callable[..., tuple[Path, ReferenceHead, Path]], draft_tokens: int | str
+) -> None:
+    model, _, directory = made()
+    given = ENGINE | {"block_size": 4, "admission": "immediate", "host_cache_bytes": 1 << 20, "swap": "swap"}
+    with closing(Engine(str(model), **ENGINE)) as plain:
+        answers = tokens(plain, SAMPLED)
+    probe = Engine(str(model), drafter=str(directory), **given)
+    given["kv_cache_bytes"] = probe.reservation.cache // probe.reservation.blocks * 34
+    probe.close()
+    with closing(Engine(str(model), drafter=str(directory), draft_tokens=draft_tokens, **given)) as engine:
+        for _ in range(2):
+            assert tokens(engine, SAMPLED) == answers
+        assert engine.scheduler.preemptions > 0
+
+
+def _changed(directory: Path, **fields: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def _retensored(directory: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    found = load_file(directory / "model.safetensors")
+    change(found)
+    save_file(found, directory / "model.safetensors")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another kind": (
+        lambda d: _changed(d, speculators_model_type="mlp"),
+        "of the kind mlp; draft heads must be eagle3",
+    ),
+    "EAGLE": (lambda d: _changed(d, eagle_config={"use_aux_hidden_state": False}), "as EAGLE and EAGLE-2 do"),
+    "two layers": (lambda d: _changed(d, num_hidden_layers=2), "it has 2 layers"),
+    "layers of a larger model": (
+        lambda d: _changed(d, eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}),
+        "after 2, 16, 29 layers, and the model has 4",
+    ),
+    "no numbers": (
+        lambda d: _changed(d, eagle_config={"eagle_aux_hidden_state_layer_ids": ["x"]}),
+        "must list 3 layers",
+    ),
+    "another width": (lambda d: _changed(d, hidden_size=64, head_dim=16), "fc has the shape"),
+    "no vocabulary": (lambda d: _changed(d, draft_vocab_size=-1), "must be a number of tokens"),
+    "a norm that it does not know": (
+        lambda d: _retensored(d, lambda t: t.update({"midlayer.self_attn.q_norm.weight": torch.ones(16)})),
+        "q_norm.weight, which draft heads of EAGLE-3 do not have",
+    ),
+    "no layer": (lambda d: _retensored(d, lambda t: t.pop("midlayer.mlp.up_proj.weight")), "mlp.up_proj"),
+    "tokens that are not there": (
+        lambda d: _retensored(d, lambda t: t.update(d2t=torch.full_like(t["d2t"], 5000))),
+        "d2t does not give each",
+    ),
+    "tokens twice": (lambda d: _retensored(d, lambda t: t.update(d2t=-torch.arange(4096))), "d2t does not give each"),
+    "weights that are not numbers": (
+        lambda d: _retensored(d, lambda t: t["fc.weight"].fill_(float("nan"))),
+        "fc.weight holds NaN",
+    ),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "has no safetensors"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_heads_are_refused(made: Callable[..., tuple[Path, ReferenceHead, Path]], damage: str) -> None:
+    model, _, directory = made()
+    change, sentence = DAMAGE[damage]
+    change(directory)
+    with pytest.raises(SmeltError) as raised:
+        Engine(str(model), drafter=str(directory), **ENGINE)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_head_cannot_be_beside(made: Callable[..., tuple[Path, ReferenceHead, Path]]) -> None:
+    model, _, directory = made()
+    with pytest.raises(SmeltError, match="leave compile out"):
+        Engine(str(model), drafter=str(directory), compile=True, **ENGINE)
+    with pytest.raises(SmeltError, match="draft head, which is no model"):
+        Engine(str(directory), **ENGINE)
