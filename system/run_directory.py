@@ -17,7 +17,7 @@ from .paths import named_path
 
 _MARK = "run.json"
 # By the kind of work that an output's mark names.
-_COMMANDS = {"run": "run", "evaluation": "eval", "sweep": "sweep"}
+_COMMANDS = {"run": "run", "evaluation": "eval", "sweep": "sweep", "draft head": "distill"}
 
 
 class Output:

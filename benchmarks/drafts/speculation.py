@@ -142,6 +142,12 @@ def text_prompts(engine_tokens: list[int], count: int, *, copies: bool) -> list[
     return [[*piece, *piece, *piece[:16]] for piece in pieces]
 
 
+def random_prompts(count: int) -> list[list[int]]:
+    """Prompts for a model of random weights."""
+    draw = random.Random(0)
+    return [[draw.randrange(4, BIG.vocabulary) for _ in range(PROMPT)] for _ in range(count)]
+
+
 def forms_of(model: Path, scratch: Path, *, calibrated: bool) -> dict[str, Path]:
     """The model's compressed forms; those that exist are kept."""
     found = {}
@@ -192,8 +198,7 @@ def big(scratch: Path, turns: int, shares: dict[str, float]) -> list[dict[str, A
         "W4in8, drafted by its upper bits": Pair("W4in8, drafted by its upper bits", forms["w4in8"], "nested"),
         "bf16, lookup, copying": Pair("bf16, lookup, copying", model, "lookup", copies=True),
     }
-    draw = random.Random(0)
-    prompts = [[draw.randrange(4, BIG.vocabulary) for _ in range(PROMPT)] for _ in range(8)]
+    prompts = random_prompts(8)
     repeated = [[*p[:24], *p[:24], *p[:16]] for p in prompts]
     rows = []
     for name, pair in pairs.items():

@@ -7,40 +7,41 @@ from typing import Any
 
 from .table import ResultsTable, markdown
 
+_DRAFTED = (
+    "model",
+    "sequences",
+    "accepted",
+    "tokens/s alone",
+    "with drafts",
+    "ratio",
+    "tokens per verification",
+    "drafted",
+    "same tokens",
+)
+
+
+def _drafted_lines(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    return [
+        (
+            row["pair"], str(row["sequences"]), _share(row["forced"] if row["forced"] is not None else row["agreement"]),
+            f"{row['plain']:.1f}", f"{row['drafted']:.1f}",
+            f"**{row['ratio']:.2f}** ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})",
+            "-" if row["per_verification"] is None else f"{row['per_verification']:.2f}", f"{row['drafts']:.1f}",
+            "yes" if row["same_tokens"] else "no",
+        )
+        for row in rows
+        if row["draft_tokens"] == "auto"
+    ]  # fmt: skip
+
 
 def speculation(results: Any) -> str:
     """Without drafts and with them."""
-
-    def lines(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-        return [
-            (
-                row["pair"], str(row["sequences"]), _share(row["forced"] if row["forced"] is not None else row["agreement"]),
-                f"{row['plain']:.1f}", f"{row['drafted']:.1f}",
-                f"**{row['ratio']:.2f}** ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})",
-                "-" if row["per_verification"] is None else f"{row['per_verification']:.2f}", f"{row['drafts']:.1f}",
-                "yes" if row["same_tokens"] else "no",
-            )
-            for row in rows
-            if row["draft_tokens"] == "auto"
-        ]  # fmt: skip
-
-    head = (
-        "model",
-        "sequences",
-        "accepted",
-        "tokens/s alone",
-        "with drafts",
-        "ratio",
-        "tokens per verification",
-        "drafted",
-        "same tokens",
-    )
     return (
         f"Medians of {results['turns']} turns; ratios of neighbours in time. `accepted` is the share of draft tokens that are right where those before"
         " them are. smelt-6m on real text:\n\n"
-        + markdown(head, lines(results["small"]))
+        + markdown(_DRAFTED, _drafted_lines(results["small"]))
         + "\nA Llama of 1.1 billion random weights, whose drafts are made right as often as those of the same pair above:\n\n"
-        + markdown(head, lines(results["big"]))
+        + markdown(_DRAFTED, _drafted_lines(results["big"]))
     )
 
 
@@ -102,29 +103,16 @@ def drafters(results: Any) -> str:
     )
 
 
-def eagle(results: Any) -> str:
-    """What a trained head would be worth."""
-
-    def line(row: dict[str, Any]) -> tuple[str, ...]:
-        return (
-            row["head"], " / ".join(_share(each["top"]) for each in row["places"]), _share(row["places"][0]["overlap"]),
-            " / ".join(map(_share, row["accepted"])), f"{row['tokens']:.2f}", _share(row["cost"]),
-            f"{row['speed']:.2f} with {row['drafts']}",
-        )  # fmt: skip
-
-    head = (
-        "head",
-        "same top token, by place",
-        "overlap",
-        "accepted, greedy, by place",
-        "tokens",
-        "read for a draft token",
-        "calculated speedup, with draft tokens",
-    )
+def heads(results: Any) -> str:
+    """Draft heads, without drafts and with them."""
+    held_out = results["held_out"]
+    places = [held_out[f"accepted {i + 1}"] for i in range(len(held_out) // 2)]
     return (
-        f"A head of one block for smelt-6m after {results['tokens']} tokens that the model wrote, asked as the drafters above; `read` is of the weights of a"
-        " Llama of 1.1 billion in bfloat16, and the speedup that of a verification as fast as a step of one token.\n\n"
-        + markdown(head, map(line, results["rows"]))
+        f"A head trained for smelt-6m on {results['tokens']} tokens that the model wrote; of such text that was held out exact verification would accept, by place"
+        f" in a draft and if those before are right, {', '.join(map(_share, places))} of sampled tokens. Medians of {results['turns']} turns; smelt-6m on real text:\n\n"
+        + markdown(_DRAFTED, _drafted_lines(results["small"]))
+        + "\nA Llama of 1.1 billion random weights, whose drafts are made right as often as those of the same pair above:\n\n"
+        + markdown(_DRAFTED, _drafted_lines(results["big"]))
     )
 
 
@@ -174,7 +162,7 @@ TABLES = {
     "speculation": ResultsTable("speculation", speculation),
     "nested_bits": ResultsTable("nested_bits", nested_bits),
     "drafters": ResultsTable("drafters", drafters),
-    "eagle": ResultsTable("eagle", eagle),
+    "heads": ResultsTable("heads", heads),
     "upper_bits": ResultsTable("upper_bits", upper_bits),
     "token_trees": ResultsTable("token_trees", token_trees),
 }

@@ -10,7 +10,11 @@ from ...models.directory.find import find_configuration
 from ...system.errors import SmeltError
 from .recipe import Recipe
 
-_PROMPT, _GENERATE = 64, 64
+# How what a drafter gains is measured.
+MEASURED: dict[str, Any] = {
+    "samples": 0,
+    "speed": {"prompt": 64, "generate": 64, "concurrency": [1, 4, 8], "repeats": 9},
+}
 
 
 def drafter_recipe(
@@ -22,6 +26,7 @@ def drafter_recipe(
     data: str = "builtin",
     learning_rate: float = 1e-3,
     scheme: str | None = None,
+    device: str = "cpu",
     trust_remote_code: bool = False,
 ) -> Recipe:
     """A recipe that distils a model's drafter.
@@ -37,6 +42,7 @@ def drafter_recipe(
         data: text whose beginnings the model continues.
         learning_rate: the peak.
         scheme: how it is quantized at last, if at all.
+        device: where it is trained and measured.
         trust_remote_code: run Python code that comes with the model.
 
     Raises:
@@ -64,13 +70,13 @@ def drafter_recipe(
     ]
     if scheme is not None:
         steps.append({"quantize": {"scheme": scheme}})
-    speed = {"prompt": _PROMPT, "generate": _GENERATE, "concurrency": [1, 4, 8], "repeats": 9}
     fields = {
         "model": model,
         "trust_remote_code": trust_remote_code,
         "output": output,
         "steps": steps,
-        "evaluate": {"drafter": "result", "samples": 0, "speed": speed},
+        "calibrate": {"device": device},
+        "evaluate": {"drafter": "result", "device": device, **MEASURED},
     }
     try:
         return Recipe.model_validate(fields)

@@ -36,7 +36,7 @@ def card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> str:
     """The card's text, without links or paths of this machine."""
     (model,) = report.candidates
     baseline = report.baseline
-    base = original.path.name if _is_path(original.name) else original.name
+    base = base_name(original)
     title = f"{base.removeprefix('builtin:').rpartition('/')[2]}, {model.name}"
     front = yaml.safe_dump(_metadata(report, checkpoint, model, original), sort_keys=False, allow_unicode=True).strip()
     out = ["---", front, "---", "", f"# {plain(title)}", ""]
@@ -53,7 +53,7 @@ def card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> str:
         "## Recipe",
         "",
         "```json",
-        json.dumps(_portable(model.recipe), indent=2),
+        json.dumps(portable(model.recipe), indent=2),
         "```",
         "",
     ]
@@ -62,25 +62,35 @@ def card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> str:
 
 def _metadata(report: ReportData, checkpoint: Path, model: ModelResult, original: ModelDirectory) -> dict[str, Any]:
     is_quantized = _quantization(checkpoint) is not None
+    found = taken_over(checkpoint, original) | {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    if is_quantized and found.get("base_model") == original.name:  # the hub has no word for pruning
+        found |= {"base_model_relation": "quantized"}
+    found["tags"] = ["smelt", *(["compressed-tensors"] if is_quantized else []), model.scheme]
+    results = _results(report, model)
+    if results:
+        found["model-index"] = [{"name": model.name, "results": results}]
+    return found
+
+
+def taken_over(checkpoint: Path, original: ModelDirectory) -> dict[str, Any]:
+    """Licence, language and base model, from the card of the model that a checkpoint was made of."""
     earlier = _front_matter(original.path / "README.md")
     found: dict[str, Any] = {
         key: earlier[key] for key in ("license", "license_name", "license_link", "language") if key in earlier
     }
     if "license_link" in found:
         found |= _licence(found.pop("license_link"), checkpoint)
-    found |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
     # The hub links this value, so it must be a name on the hub, never a local path.
     if not original.name.startswith("builtin:") and original.name.count("/") == 1 and not Path(original.name).exists():
         found |= {"base_model": original.name}
-        if is_quantized:  # the hub has no word for pruning
-            found |= {"base_model_relation": "quantized"}
     elif "base_model" in earlier:
         found |= {"base_model": earlier["base_model"]}
-    found["tags"] = ["smelt", *(["compressed-tensors"] if is_quantized else []), model.scheme]
-    results = _results(report, model)
-    if results:
-        found["model-index"] = [{"name": model.name, "results": results}]
     return found
+
+
+def base_name(original: ModelDirectory) -> str:
+    """What a card calls the model that a checkpoint was made of, without paths of this machine."""
+    return original.path.name if _is_path(original.name) else original.name
 
 
 def _licence(link: Any, checkpoint: Path) -> dict[str, Any]:
@@ -252,12 +262,12 @@ def _loading(checkpoint: Path) -> list[str]:
     ]
 
 
-def _portable(data: Any) -> Any:
+def portable(data: Any) -> Any:
     """Plain data with local paths reduced to their names."""
     if isinstance(data, dict):
-        return {key: _portable(value) for key, value in data.items()}
+        return {key: portable(value) for key, value in data.items()}
     if isinstance(data, list):
-        return [_portable(value) for value in data]
+        return [portable(value) for value in data]
     return Path(data).name if isinstance(data, str) and _is_path(data) else data
 
 

@@ -51,7 +51,7 @@ def markdown(report: ReportData, plot: str | None = None) -> str:
         _guarantees,
         _speed,
         _reasons,
-        _drafts,
+        drafts_section,
         _training,
         _layers,
         _samples,
@@ -275,7 +275,8 @@ def _reasons(report: ReportData) -> list[str]:
     return ["### Predicted and measured speed", "", *lines, ""] if lines else []
 
 
-def _drafts(report: ReportData) -> list[str]:
+def drafts_section(report: ReportData) -> list[str]:
+    """What speculative decoding gains each model, as lines."""
     out: list[str] = []
     for model in report.models:
         found = model.drafts

@@ -9,7 +9,7 @@ from ...models.structure.open_model import OpenModel
 from ...system.resources import Cost, compute_dtype
 from ..losses.chunked import rows_at_once
 from ..settings import Training
-from .training_run import TrainingPlace
+from .training_parts import TrainingPlace
 
 # Activations of a block kept by autograd, as a factor of its linears' inputs and outputs.
 _KEPT = 1.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,10 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...models.structure.open_model import OpenModel
 from ...system.errors import SmeltError
-from ...system.processes import Processes
-from ...system.progress import Progress
 from ...system.run_directory import digest
-from ...system.tensor_files import save_tensors
 from ..losses.attention_matching import AttentionMatching, NotSeenError
 from ..losses.functions import functions_for
 from ..losses.hidden_matching import HiddenMatching, paired
@@ -27,50 +24,31 @@ from ..training.objective import ATTENTION, DIVERGENCE, HIDDEN, TEXT, Distilling
 from ..training.optimizer import MasterAdamW, Trained
 from ..training.sharded import ShardedModule, Sharding
 from ..training.teachers import Comparison, ReadingTeacher, StoredTeacher, Teacher
-from ..training.trainer import StepMetrics, Trainer, TrainerSettings, TrainingError, Watch
+from ..training.trainer import Trainer, TrainingError
 from .cached_teacher import CachedTeacherLogits
 from .sharding import sharded
 from .snapshots import Snapshots
 from .student import WholeModel
 from .text_writer import Writer
 from .training_log import TrainingLog, continued, curve
-from .training_text import WindowsFile, training_windows
-from .written_text import OnPolicy, written_by
+from .training_parts import (
+    TrainingPlace,
+    again,
+    by_the_first,
+    failed,
+    held_out_of,
+    trainer_settings,
+    watch_of,
+    windows_of,
+)
+from .training_text import WindowsFile
+from .written_text import OnPolicy
 
 T = TypeVar("T")
 
 # How often held-out loss is measured, and prompts are continued.
-_MEASURES, _SAMPLED = 11, (0.0, 0.5, 1.0)
+_SAMPLED = (0.0, 0.5, 1.0)
 _PROMPTS, _PROMPT_TOKENS, _CONTINUED_TOKENS = 2, 16, 32
-_KEPT_WINDOWS = 4
-
-
-@dataclass(frozen=True)
-class TrainingPlace:
-    """Where a training runs, and what it uses of the run around it.
-
-    Attributes:
-        journal: directory for text, snapshots and stored teacher logits.
-        log: directory of logs for the user.
-        name: of the training, in the log.
-        dtype: the compute dtype.
-        seed: determines the order of the text.
-        progress: shows progress.
-        processes: the processes that train together.
-    """
-
-    journal: Path
-    log: Path
-    name: str
-    dtype: torch.dtype
-    seed: int
-    progress: Progress
-    processes: Processes
-
-    @property
-    def device(self) -> torch.device:
-        """Where this process computes."""
-        return self.processes.device
 
 
 @dataclass(frozen=True)
@@ -122,11 +100,11 @@ def _train(
     place: TrainingPlace,
     spread: Sharding,
 ) -> Outcome:
-    windows = _windows(settings, student, teacher, tokenizer, place)
+    windows = windows_of(settings, student.vocabulary, teacher, tokenizer, place)
     cached = None if teacher is None or settings.stored is None else _cached(settings, windows, teacher, student, place)
     reading = None
     if teacher is not None and cached is None:
-        reading = WholeModel(_again(teacher), place.dtype, place.device)
+        reading = WholeModel(again(teacher), place.dtype, place.device)
     matched = {} if reading is None else _matched(settings, student, reading, place.device)
     for kind, (module, _) in matched.items():
         trained = trained | {f"projection.{kind}.{name}": Trained(each) for name, each in module.named_parameters()}
@@ -138,7 +116,7 @@ def _train(
         _teacher(settings, reading, cached, place.device, spread),
         text_share=settings.cross_entropy,
         matched=matched,
-        kept=_kept(windows, place.device, spread),
+        kept=held_out_of(windows, place.device, spread),
         stage=stage,
         spread=spread,
         functions=functions_for(place.device),
@@ -149,8 +127,8 @@ def _train(
     samples = _Samples(student, stage, tokenizer, kept, settings.steps, place)
     store = Snapshots(place.journal, spread, samples.written)
     batch_at = _batches(settings, windows, student, place, spread, stage)
-    watch = _watch(settings, place, log, samples)
-    trainer = Trainer(learner, optimizer, batch_at, _settings(settings), store, watch, spread)
+    watch = watch_of(settings, place, log, samples.after)
+    trainer = Trainer(learner, optimizer, batch_at, trainer_settings(settings), store, watch, spread)
     if store.is_new:
         samples.after(0)
     try:
@@ -161,41 +139,13 @@ def _train(
     except NotSeenError as error:
         raise SmeltError(f"attention cannot be compared: {error}; remove attention from the recipe") from None
     except TrainingError as error:
-        raise _failed(error, place, spread) from None
+        raise failed(error, place, spread) from None
     finally:
         if log is not None:
             log.write(trainer.metrics)
             log.close()
     weights = {name: each for name, each in weights.items() if not name.startswith("projection.")}
     return Outcome(weights, _record(trainer, samples), _sentence(settings, windows, trainer))
-
-
-def _windows(
-    settings: Training,
-    student: WholeModel,
-    teacher: OpenModel | None,
-    tokenizer: PreTrainedTokenizerBase,
-    place: TrainingPlace,
-) -> WindowsFile:
-    """The training windows: of the text, or as continued by a teacher."""
-    text = settings.data.text()
-
-    def cut() -> WindowsFile:
-        path, most = place.journal / "text.bin", settings.steps * settings.batch
-        return training_windows(text, tokenizer, settings.length, most, path, place.progress)
-
-    windows = _by_the_first(place, cut)
-    if windows.count < settings.batch:
-        raise SmeltError(
-            f"{text.label}: too short: it has {windows.count} training windows of {settings.length} tokens, less than one"
-            f" batch of {settings.batch}; give more text, or lower batch or length"
-        )
-    if windows.largest >= student.vocabulary:
-        raise SmeltError(
-            f"{text.label}: the tokenizer produces token id {windows.largest}, but the model has only {student.vocabulary} tokens;"
-            " the tokenizer belongs to another model"
-        )
-    return _by_the_first(place, lambda: _as_written(settings, windows, teacher, place))
 
 
 def _cached(
@@ -206,10 +156,10 @@ def _cached(
     vocabulary = min(teacher.vocabulary(), student.vocabulary)
     home = _home_of_cache(settings, windows, teacher, vocabulary, place)
     cached = CachedTeacherLogits(home, windows, settings.stored, vocabulary)
-    _by_the_first(
+    by_the_first(
         place,
         lambda: cached.compute(
-            lambda: WholeModel(_again(teacher), place.dtype, place.device), settings.temperature, place.progress
+            lambda: WholeModel(again(teacher), place.dtype, place.device), settings.temperature, place.progress
         ),
     )
     return cached
@@ -247,23 +197,6 @@ def _batches(
     return batch_at
 
 
-def _watch(settings: Training, place: TrainingPlace, log: TrainingLog | None, samples: _Samples) -> Watch:
-    """Shows and logs the training's progress."""
-    latest: list[StepMetrics] = []
-
-    def on_step(metrics: list[StepMetrics]) -> None:
-        latest[:] = metrics[-1:]
-        if log is not None:
-            log.on_step(metrics)
-        if len(metrics) < settings.steps:
-            samples.after(len(metrics))
-
-    def track(steps: Iterable[int]) -> Iterator[int]:
-        return place.progress.track(steps, lambda: "training" if log is None else log.line(latest), settings.steps)
-
-    return Watch(track, on_step)
-
-
 def _record(trainer: Trainer, samples: _Samples) -> dict[str, Any]:
     """The training's part of the report."""
     return {
@@ -272,39 +205,6 @@ def _record(trainer: Trainer, samples: _Samples) -> dict[str, Any]:
         "tokens": trainer.metrics[-1].tokens,
         "skipped": sum(each.skipped for each in trainer.metrics),
     }
-
-
-def _failed(error: TrainingError, place: TrainingPlace, spread: Sharding) -> SmeltError:
-    whose = f"-process-{spread.rank}" if spread.rank else ""
-    kept_at = place.log / f"failed-batch-{place.name}{whose}.safetensors"
-    save_tensors(kept_at, {"tokens": error.batch.tokens.cpu().contiguous()})
-    return SmeltError(
-        f"training failed at {error}; its batch is saved in {kept_at}; start over with --fresh and a lower"
-        " learning_rate, with clip or with skip_spikes"
-    )
-
-
-def _by_the_first(place: TrainingPlace, make: Callable[[], T]) -> T:
-    """Run ``make``, which reuses files it wrote before, in the first process and then in the others."""
-    made: list[T] = []
-
-    def once() -> tuple[dict[str, Tensor], None]:
-        made.append(make())
-        return {}, None
-
-    place.processes.broadcast(once)
-    return made[0] if made else make()
-
-
-def _kept(windows: WindowsFile, device: torch.device, spread: Sharding) -> list[TrainingBatch]:
-    """This process's held-out windows, in as many batches as other processes have; all windows if too few."""
-    numbers = windows.held_out()
-    if len(numbers) >= spread.count:
-        largest = -(-len(numbers) // spread.count)
-        batches = numbers.tensor_split(spread.count)[spread.rank].tensor_split(-(-largest // _KEPT_WINDOWS))
-    else:
-        batches = numbers.split(_KEPT_WINDOWS)
-    return [TrainingBatch(windows.read(each).to(device), windows=each) for each in batches if len(each)]
 
 
 def _teacher(
@@ -347,39 +247,6 @@ def _home_of_cache(
         "dtype": str(place.dtype),
     }
     return Path(settings.stored_at) / digest(known_by)
-
-
-def _as_written(
-    settings: Training, windows: WindowsFile, teacher: OpenModel | None, place: TrainingPlace
-) -> WindowsFile:
-    """The windows with the teacher's text, if the teacher generates it."""
-    if settings.data.writer != "teacher" or teacher is None:
-        return windows
-    directory = teacher.directory
-
-    def writer() -> Writer:
-        trust = directory.trust_remote_code
-        made = Writer(directory.path, place.dtype, place.device, settings.length, 32, trust_remote_code=trust)
-        if teacher.weights is not teacher.stored:  # an adapter is merged on reading
-            whole = WholeModel(_again(teacher), place.dtype, place.device)
-            made.take_weights(whole.module.config, whole.tensor_names, whole.tensor)
-        return made
-
-    return written_by(writer, settings.data, windows, place.journal / "written.bin", place.seed, place.progress)
-
-
-def _settings(settings: Training) -> TrainerSettings:
-    return TrainerSettings(
-        steps=settings.steps,
-        rate=settings.learning_rate,
-        schedule=settings.schedule,
-        warmup=round(settings.warmup * settings.steps),
-        parts=settings.accumulate,
-        clip=settings.clip,
-        average=settings.average,
-        spike=settings.skip_spikes,
-        measures=min(_MEASURES, settings.steps + 1),
-    )
 
 
 def _matched(
@@ -455,11 +322,6 @@ class _Samples:
             for each in tokens
         ]
         self.written.append({"step": step, "texts": texts})
-
-
-def _again(model: OpenModel) -> OpenModel:
-    """The same model with separate modules."""
-    return OpenModel(model.directory, model.weights, untied_head=not model.is_tied, is_edited=model.is_edited)
 
 
 def _on(batch: TrainingBatch, device: torch.device) -> TrainingBatch:

@@ -26,16 +26,17 @@ class WindowsFile:
         path: the file: int32, ``[windows, length]``.
         length: tokens per window.
         begin: tokens that every window starts with; they are not in the file.
+        kept: how many windows are held out; None for a twentieth, and at most 16.
     """
 
-    def __init__(self, path: Path, length: int, begin: list[int]) -> None:
+    def __init__(self, path: Path, length: int, begin: list[int], kept: int | None = None) -> None:
         own = length - len(begin)
         self.length, self._begin_length = length, len(begin)
         self.nbytes = 4 * own  # per window
         self._all = np.memmap(path, dtype=np.int32, mode="r").reshape(-1, own)
         self._begin = torch.tensor(begin, dtype=torch.int64)
         # The last windows are held out, so that a longer text would have the same training windows first.
-        self.kept = min(_MOST_KEPT, len(self._all) // _KEPT_SHARE)
+        self.kept = min(_MOST_KEPT, len(self._all) // _KEPT_SHARE) if kept is None else kept
         self.count = len(self._all) - self.kept
 
     def read(self, numbers: Tensor) -> Tensor:
@@ -61,6 +62,13 @@ class WindowsFile:
         for part in np.array_split(self._all, max(1, self._all.nbytes >> 24)):
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
+
+    def counts(self, vocabulary: int) -> Tensor:
+        """How often each token occurs in the training windows."""
+        found = torch.zeros(vocabulary, dtype=torch.int64)
+        for part in np.array_split(self._all[: self.count], max(1, self._all.nbytes >> 24)):
+            found += torch.from_numpy(np.bincount(part.ravel(), minlength=vocabulary))
+        return found
 
     @property
     def largest(self) -> int:

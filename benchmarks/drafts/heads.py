@@ -1,0 +1,115 @@
+"""Draft heads (EAGLE-3) beside no drafts and beside a model's W4 form, in turns.
+
+    python -m benchmarks.drafts.heads --scratch /var/tmp/smelt-cpu [--turns 5] [--tokens 1M]
+
+A head is trained for smelt-6m by what ``smelt distill --for-drafting --head`` runs, and written in bfloat16 and in W4A16. Then a Llama of 1.1 billion
+seeded random weights has random heads of its own size, whose tokens are made right as often as those of smelt-6m's were (see
+benchmarks.drafts.speculation).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from smelt.compress.evaluation.settings import Evaluate
+from smelt.compress.pipeline.draft_head import HeadRequest, make_head
+from smelt.distill.heads.head_files import write_head
+from smelt.distill.heads.head_module import HeadModule, HeadShape
+from smelt.distill.settings import Training
+from smelt.models.directory.directory import ModelDirectory
+from smelt.quant.scheme import resolve
+
+from ..common import SHARED, save
+from ..random_model import BIG, build
+from .forced import Acceptance
+from .speculation import SMALL, Pair, forms_of, measure, random_prompts, text_prompts
+
+# How a head is trained; smelt distill's other settings are its defaults.
+TRAINING = {"data": {"writer": "teacher"}, "learning_rate": 2e-3, "batch": 8}
+
+
+def trained_head(scratch: Path, tokens: str) -> Path:
+    """A head for smelt-6m; one that exists is kept."""
+    training = Training.model_validate({**TRAINING, "tokens": tokens})
+    nothing = Evaluate.model_validate({"windows": 1, "samples": 0, "speed": False})
+    return make_head(HeadRequest(str(SMALL), scratch / f"smelt-6m-head-{tokens}", training, nothing)).checkpoint
+
+
+def in_four_bits(head: Path, model: Path, directory: Path) -> Path:
+    """The same head in W4A16."""
+    if not directory.exists():
+        module = HeadModule(_shape(model))
+        stored = load_file(head / "model.safetensors")
+        module.load_state_dict({name: stored[name].float() for name in module.state_dict()})
+        write_head(directory, module, None, torch.bfloat16, resolve("W4A16"))
+    return directory
+
+
+def random_head(model: Path, directory: Path) -> Path:
+    """A head with random weights."""
+    if not directory.exists():
+        torch.manual_seed(0)
+        module = HeadModule(_shape(model))
+        module.begin(None, torch.randn_like(module.lm_head.weight) * 0.02, seed=0)
+        write_head(directory, module, None, torch.bfloat16, None)
+    return directory
+
+
+def _shape(model: Path) -> HeadShape:
+    config: Any = ModelDirectory("", model).config()
+    return HeadShape.of(config, config.num_hidden_layers, config.vocab_size)
+
+
+def pairs_of(model: Path, w4: Path, head: Path, head_w4: Path) -> list[Pair]:
+    """A model with what drafts for it."""
+    return [
+        Pair("bf16, drafted by its W4 form", model, str(w4)),
+        Pair("bf16, drafted by a draft head", model, str(head)),
+        Pair("bf16, drafted by a W4 draft head", model, str(head_w4)),
+        Pair("W4, drafted by a W4 draft head", w4, str(head_w4)),
+    ]
+
+
+def main() -> None:
+    """Measure both models."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tokens", default="1M")
+    given = parser.parse_args()
+    scratch, turns = given.scratch, given.turns
+    head = trained_head(scratch, given.tokens)
+    small = pairs_of(
+        SMALL,
+        forms_of(SMALL, scratch, calibrated=True)["w4"],
+        head,
+        in_four_bits(head, SMALL, scratch / f"smelt-6m-head-{given.tokens}-w4"),
+    )
+    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:40000]
+    prompts = text_prompts(list(ModelDirectory("", SMALL).tokenizer()(text).input_ids), 8, copies=False)
+    rows: dict[str, list[dict[str, Any]]] = {"small": [], "big": []}
+    for pair in small:
+        rows["small"] += [measure(pair, prompts[:count], turns=turns) for count in (1, 8)]
+        rows["small"].append(measure(pair, prompts, turns=1, draft_tokens=3))  # for the acceptance of a fixed number
+    shares = {row["pair"]: row["agreement"] for row in rows["small"] if row["draft_tokens"] == 3}
+    model = scratch / "bf16"
+    if not (model / "config.json").is_file():
+        build(model, 16, BIG)
+    random = random_head(model, scratch / "head")
+    w4 = forms_of(model, scratch, calibrated=False)["w4"]
+    for pair in pairs_of(model, w4, random, in_four_bits(random, model, scratch / "head-w4")):
+        for count in (1, 8):
+            asked = random_prompts(count)
+            rows["big"].append(measure(pair, asked, turns=turns, forced=Acceptance(shares[pair.name])))
+    record = json.loads((head / "smelt.json").read_text(encoding="utf-8"))["draft_head"]
+    found = {"turns": turns, "tokens": given.tokens, "held_out": record["training"]["curve"][-1]["held_out"], **rows}
+    print(save("heads", f"python -m benchmarks.drafts.heads --turns {turns} --tokens {given.tokens}", found))
+
+
+if __name__ == "__main__":
+    main()
