@@ -72,7 +72,7 @@ def distill(
     if head:
         if blocks is not None or processes > 1:
             raise SmeltError("--head is one layer, trained in one process; leave --blocks and --processes out")
-        request = _head_request(model, tokens, data, learning_rate, output)
+        request = _head_request(model, tokens, data, learning_rate, output, device)
         request = replace(
             request, vocabulary=draft_vocabulary, scheme=scheme, device=device, trust_remote_code=trust_remote_code
         )
@@ -95,7 +95,7 @@ def distill(
     return run_and_print(recipe, dry_run=dry_run, fresh=fresh, processes=processes, as_json=as_json)
 
 
-def _head_request(model: str, tokens: str, data: str, learning_rate: float, output: Path) -> HeadRequest:
+def _head_request(model: str, tokens: str, data: str, learning_rate: float, output: Path, device: str) -> HeadRequest:
     from pydantic import ValidationError
 
     from ...distill.settings import Training
@@ -114,7 +114,7 @@ def _head_request(model: str, tokens: str, data: str, learning_rate: float, outp
     except ValidationError as error:
         said = (str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
         raise SmeltError("\n".join(f"smelt distill: {sentence}" for sentence in said)) from None
-    return HeadRequest(model, output, training, Evaluate.model_validate(MEASURED))
+    return HeadRequest(model, output, training, Evaluate.model_validate({**MEASURED, "device": device}))
 
 
 def _make_head(request: HeadRequest, *, dry_run: bool, fresh: bool, as_json: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -112,6 +112,10 @@ class HeadPlan:
             raise SmeltError(f"{_WHERE}: scheme {request.scheme}: {error}") from None
         model = open_dense(find_checkpoint(request.model, trust_remote_code=request.trust_remote_code))
         spec_of(model.directory.config())  # which says what the runtime does not know
+        context = model.context()
+        if context is not None and context < request.training.length:
+            fitting = request.training.model_dump() | {"length": context}
+            request = replace(request, training=Training.model_validate(fitting))
         vocabulary = drafted_tokens(model.vocabulary(), request.vocabulary)
         config: Any = model.skeleton.model.config
         shape = HeadShape.of(config.get_text_config(), len(model.skeleton.blocks), vocabulary)
@@ -141,7 +145,7 @@ class HeadPlan:
             "output": str(self.request.output),
             "states_after_layers": list(self.shape.after),
             "draft_vocabulary": self.shape.vocabulary,
-            "weights": sum(math.prod(each.shape) for each in HeadModule(self.shape).to("meta").parameters()),
+            "weights": _weights(self.shape),
             "scheme": None if self.scheme is None else self.scheme.label,
             "tokens": training.tokens,
             "steps": training.steps,
@@ -198,6 +202,7 @@ def make_head(request: HeadRequest, *, fresh: bool = False, progress: bool = Tru
     """
     plan = HeadPlan.make(request, fresh=fresh)
     raise_problems(plan.problems)
+    request = plan.request
     show = Progress(progress)
     with Output(request.output, _identity(request, plan.model), fresh=fresh) as output:
         if output.is_complete:
@@ -246,7 +251,8 @@ def _write(plan: HeadPlan, output: Output, trained: TrainedHead) -> None:
 
 def _measured(plan: HeadPlan, output: Output, show: Progress) -> ReportData:
     request = plan.request
-    subject = Subject(request.model, find_checkpoint(request.model), "candidate")
+    directory = find_checkpoint(request.model, trust_remote_code=request.trust_remote_code)
+    subject = Subject(request.model, directory, "candidate")
     called = "its draft head" if plan.scheme is None else f"its {plan.scheme.label} draft head"
     drafter = EvaluatedDrafter(called, output.checkpoint)
     title = f"{request.model} with a draft head"
@@ -274,14 +280,19 @@ def _identity(request: HeadRequest, model: OpenModel) -> dict[str, Any]:
         "model": model.stored.fingerprint(),
         "config": digest(model.directory.config_data()),
         "computed_in": str(compute_dtype(model.dtype, request.device)),
+        "device": request.device,
     }
+
+
+def _weights(shape: HeadShape) -> int:
+    return sum(math.prod(each.shape) for each in HeadModule.without_weights(shape).parameters())
 
 
 def _cost(settings: Training, model: OpenModel, shape: HeadShape) -> Cost:
     """Memory above the process's start, disk for text and snapshots, and operations."""
     itemsize, whole = compute_dtype(model.dtype).itemsize, model.vocabulary()
     theirs = sum(math.prod(model.weights.info(key).shape) for key in model.names.values())
-    mine = sum(math.prod(each.shape) for each in HeadModule(shape).to("meta").parameters())
+    mine = _weights(shape)
     tokens = settings.batch // settings.accumulate * settings.length
     width = shape.config.hidden_size + shape.config.intermediate_size
     scores = settings.batch // settings.accumulate * shape.config.num_attention_heads * settings.length**2

@@ -13,6 +13,8 @@ from ..results.report import ReportData
 from .card import base_name, portable, taken_over
 from .markdown import drafts_section, plain
 
+VLLM = """vllm serve MODEL --speculative-config '{"method": "eagle3", "model": "PATH", "num_speculative_tokens": 3}'"""
+
 
 def head_card(report: ReportData, checkpoint: Path, original: ModelDirectory, record: dict[str, Any]) -> str:
     """The card's text, without paths of this machine.
@@ -43,7 +45,8 @@ def head_card(report: ReportData, checkpoint: Path, original: ModelDirectory, re
         "",
         "```sh",
         "smelt serve MODEL --drafter PATH",
-        """vllm serve MODEL --speculative-config '{"method": "eagle3", "model": "PATH", "num_speculative_tokens": 3}'""",
+        # vLLM does not read a rounded lm_head of a draft head.
+        *([] if record["scheme"] else [VLLM]),
         "```",
         "",
         "## Settings",

@@ -186,6 +186,11 @@ class DraftedLoad(Part):
     requests: int
     same_answers: int = Field(description="Requests that gave the same tokens with and without drafts.")
 
+    @property
+    def gains(self) -> bool:
+        """Whether drafts were faster, and not within noise, where that is known."""
+        return self.speedup.ratio > 1 and self.speedup.significant is not False
+
 
 class DraftedSpeed(Part):
     """What speculative decoding gains a model."""
@@ -200,7 +205,7 @@ class DraftedSpeed(Part):
         """The smallest number of concurrent requests from which on drafts gained nothing; None if they did with the most."""
         found = None
         for load in sorted(self.loads, key=lambda each: -each.concurrency):
-            if load.speedup.ratio > 1:
+            if load.gains:
                 break
             found = load.concurrency
         return found
@@ -208,12 +213,14 @@ class DraftedSpeed(Part):
     @property
     def verdict(self) -> str:
         """For people."""
-        at = self.stops_paying
-        if at is None:
+        at, paying = self.stops_paying, sorted(load.concurrency for load in self.loads if load.gains)
+        if len(paying) == len(self.loads):
             return "a gain was measured with each of these loads"
-        if at == min(load.concurrency for load in self.loads):
-            return "no gain was measured with any of these loads"
-        return f"no gain was measured from {at} requests at once on"
+        if not paying:
+            return "no gain beyond noise was measured with any of these loads"
+        if at is not None and all(load.gains for load in self.loads if load.concurrency < at):
+            return f"no gain was measured from {at} requests at once on"
+        return f"a gain was measured with {', '.join(map(str, paying))} at once, and with no other of these loads"
 
 
 class Sample(Part):

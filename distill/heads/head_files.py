@@ -25,7 +25,7 @@ def scheme_problem(scheme: Scheme, shape: HeadShape) -> str | None:
     """Why a head's weights cannot be rounded to a scheme; None if they can."""
     if scheme.reads_inputs:
         return f"{scheme.name} rounds inputs to a scale that is measured beforehand, which is not done for draft heads; use W4A16"
-    for name, parameter in HeadModule(shape).to("meta").named_parameters():
+    for name, parameter in HeadModule.without_weights(shape).named_parameters():
         problem = scheme.shape_problem(*parameter.shape) if parameter.dim() == 2 else None
         if problem is not None:
             return f"{name}: {problem}"
@@ -69,6 +69,14 @@ def write_head(
     write_text(directory / "config.json", json.dumps(config, indent=2) + "\n")
 
 
+def _states(after: tuple[int, ...]) -> dict[str, Any]:
+    """Which states it reads: by the layers that read them, too, for vLLM, and by those that leave them for SGLang."""
+    within: dict[str, Any] = {"use_aux_hidden_state": True}
+    if min(after) > 0:
+        within["eagle_aux_hidden_state_layer_ids"] = [count - 1 for count in after]
+    return {"eagle_aux_hidden_state_layer_ids": list(after), "eagle_config": within}
+
+
 def _stacks(names: list[str]) -> list[list[str]]:
     found: dict[str, list[str]] = {}
     for name in names:
@@ -93,6 +101,6 @@ def _config(shape: HeadShape, dtype: torch.dtype) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "draft_vocab_size": shape.vocabulary,
-        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(shape.after)},
+        **_states(shape.after),
         "dtype": str(dtype).removeprefix("torch."),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,8 @@ from torch.nn import functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
-# How many of the model's layers leave states for it.
-STATES = 3
+from ...runtime.speculation.eagle.head_checkpoint import STATES
+
 _ROPES = ("default", "linear", "llama3")
 
 
@@ -117,6 +117,12 @@ class HeadModule(nn.Module):
         self.norm = LlamaRMSNorm(hidden, config.rms_norm_eps)
         self.lm_head = nn.Linear(hidden, shape.vocabulary, bias=False)
         self._rotary = [LlamaRotaryEmbedding(config)]  # in a list: nothing of it is stored
+
+    @classmethod
+    def without_weights(cls, shape: HeadShape) -> Self:
+        """One whose weights have shapes alone."""
+        with torch.device("meta"):
+            return cls(shape)
 
     @torch.no_grad()
     def begin(self, norm: Tensor | None, lm_head: Tensor, seed: int) -> None:

@@ -35,7 +35,7 @@ def head_windows(
     """Windows that a model has written after pieces of a text; an interrupted run's are continued.
 
     Only beginnings are taken from the text, so that a short one gives many; where they do not suffice, they are continued again with other
-    noise. Held-out windows have beginnings of their own.
+    noise. Every other batch is sampled at half of the temperature. Held-out windows have beginnings of their own.
 
     Args:
         settings: of the training.
@@ -71,6 +71,8 @@ def head_windows(
                     tokens = _written(made, settings, begins, range(start, min(start + _TOGETHER, total)), wanted, seed)
                     tokens.numpy().astype(np.int32).tofile(file)
                     file.flush()
+                if made is not None:
+                    made.close()
             partial.replace(path)
         except OSError as error:
             raise disk_error(error, path, nbytes * total) from None
@@ -88,7 +90,9 @@ def _written(writer: Writer, settings: Training, begins: WindowsFile, windows: r
         shortest = min(_SHORTEST, longest)
         length = shortest + 5 * (some.start // _TOGETHER) % (longest - shortest + 1)
         prompts = begins.read(numbers)[:, :length]
-        found.append(writer.continued(prompts, settings.data.temperature, seed * 1_000_003 + some.start))
+        # Half of it is less surprising, as the text of greedy requests is.
+        temperature = settings.data.temperature / (1 + some.start // _TOGETHER % 2)
+        found.append(writer.continued(prompts, temperature, seed * 1_000_003 + some.start))
     return torch.cat(found)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...runtime.engine.config import EngineConfig
 from ...runtime.engine.engine import Engine
 from ...runtime.requests.params import SamplingParams
+from ...system.device import give_back
 from ...system.errors import RuntimeProblem, SmeltError
 
 # The engine's steps: prompts are short, and all sequences run at once.
@@ -41,7 +42,7 @@ class Writer:
         trust_remote_code: bool = False,
     ) -> None:
         at_once = min(together, _MOST_TOGETHER)
-        self._length = length
+        self._length, self._device = length, device
         try:
             config = EngineConfig(
                 dtype=str(dtype).removeprefix("torch."),
@@ -58,6 +59,12 @@ class Writer:
             raise SmeltError(
                 f"{directory}: the runtime cannot generate text with it ({problem}); train on a text"
             ) from None
+
+    def close(self) -> None:
+        """Let others have its memory."""
+        self._engine.close()
+        del self._engine
+        give_back(self._device)
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
         """Use other weights from here on; see :meth:`Engine.take_weights`."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,9 +44,7 @@ from .training_parts import (
 from .training_text import WindowsFile
 from .written_text import OnPolicy
 
-T = TypeVar("T")
-
-# How often held-out loss is measured, and prompts are continued.
+# When prompts are continued, and which part of them.
 _SAMPLED = (0.0, 0.5, 1.0)
 _PROMPTS, _PROMPT_TOKENS, _CONTINUED_TOKENS = 2, 16, 32
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +17,17 @@ class AuxStates:
 
     Args:
         after: after how many layers, each; the number of all layers stands for what the last one leaves.
+        store: the keys and values that these tokens have; steps with others leave none.
         sink: gets a step's states ``[tokens, len(after) x hidden]``, and the cache slots of its tokens.
     """
 
-    def __init__(self, after: Sequence[int], sink: StatesSink) -> None:
-        self._after, self._sink = tuple(after), sink
+    def __init__(self, after: Sequence[int], store: Any, sink: StatesSink) -> None:
+        self._after, self._store, self._sink = tuple(after), store, sink
         self._states = torch.empty(0)
+
+    def belongs(self, store: Any) -> bool:
+        """Whether a step with these keys and values leaves states."""
+        return store is self._store
 
     def begin(self, hidden: Tensor) -> None:
         """A step of as many tokens begins."""
@@ -41,14 +47,18 @@ class AuxStates:
         wanted = sorted({count for count in self._after if count < layers})
         return [(count, place.data_ptr()) for count in wanted for place in self._places(count)], self._states.shape[1]
 
-    def finish(self, slots: Tensor, also: tuple[Tensor, Tensor] | None = None) -> None:
+    def finish(self, layers: int, hidden: Tensor, slots: Tensor, also: tuple[Tensor, Tensor] | None = None) -> None:
         """Give the step's states away.
 
         Args:
+            layers: how many there are.
+            hidden: what the last one left.
             slots: of its tokens; negative for padding.
             also: further places of some, as :class:`.batch.Batch` has them.
         """
-        self._sink(slots, also, self._states)
+        self.take(layers, hidden)
+        states, self._states = self._states, torch.empty(0)
+        self._sink(slots, also, states)
 
     def _places(self, layers: int) -> list[Tensor]:
         width = self._states.shape[1] // len(self._after)

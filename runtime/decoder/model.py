@@ -217,18 +217,18 @@ class Model:
         rotations = self.rotations.of(batch.positions, batch.lengths)
         if self._adapters is not None and (batch.adapted or self._adapters.rows.of):
             self._adapters.rows.of = batch.adapted
-        if self.aux is not None:
-            self.aux.begin(hidden)
+        aux = self.aux if self.aux is not None and self.aux.belongs(store) else None
+        if aux is not None:
+            aux.begin(hidden)
         with nullcontext() if self.stream is None else self.stream.step():
-            if batch.adapted:
-                hidden = self._through_layers(hidden, rotations, store, batch)
-            elif self.stack is not None and self.stack.takes(batch, store):
-                hidden = self.stack(hidden, rotations, store, batch, self.aux)
+            if not batch.adapted and self.stack is not None and self.stack.takes(batch, store):
+                hidden = self.stack(hidden, rotations, store, batch, aux)
+            elif batch.adapted or aux is not None:
+                hidden = self._through_layers(hidden, rotations, store, batch, aux)
             else:
                 hidden = self._run(hidden, rotations, store, batch)
-        if self.aux is not None:
-            self.aux.take(len(self.layers), hidden)
-            self.aux.finish(batch.slots, batch.also)
+        if aux is not None:
+            aux.finish(len(self.layers), hidden, batch.slots, batch.also)
         return hidden
 
     def adapters(self) -> Adapters:
@@ -250,13 +250,18 @@ class Model:
         return self._adapters
 
     def _through_layers(
-        self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch
+        self,
+        hidden: Tensor,
+        rotations: dict[str, Rotation],
+        store: KeysValues,
+        batch: Batch,
+        aux: AuxStates | None = None,
     ) -> Tensor:
         cached = 0
         for index, layer in enumerate(self.layers):
             self._reach(index)
-            if self.aux is not None:
-                self.aux.take(index, hidden)
+            if aux is not None:
+                aux.take(index, hidden)
             hidden = layer(hidden, rotations, store, cached, batch)
             cached += layer.attends
         return hidden

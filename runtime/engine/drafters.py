@@ -32,6 +32,7 @@ from ..speculation.stepwise import StepwiseDrafter
 from ..speculation.times_by_rows import TimesByRows
 from ..weights.checkpoint import Checkpoint
 from .config import LOOKUP, NESTED, EngineConfig
+from .host_blocks import HostBlocks
 from .loading import load_model, load_operators, on_device_of
 
 # How many tokens are drafted at most if the number adapts.
@@ -72,6 +73,7 @@ class DraftWeights(Protocol):
         config: EngineConfig,
         *,
         max_length: int,
+        host: HostBlocks | None,
     ) -> StepwiseDrafter:
         """The drafter.
 
@@ -82,6 +84,7 @@ class DraftWeights(Protocol):
             ends: tokens that end a sequence.
             config: of the engine.
             max_length: the most tokens of a sequence.
+            host: holds the verifier's blocks that are swapped out; None if none are.
         """
         ...
 
@@ -173,11 +176,14 @@ class LoadedHead:
         config: EngineConfig,
         *,
         max_length: int,
+        host: HostBlocks | None,
     ) -> HeadDrafter:
         """The drafter, for which the model's steps leave features from here on."""
         head, size = self.head, config.block_positions
         features = Features(head.fuse, blocks, size, head.hidden, head.dtype, head.device)
-        model.aux = AuxStates(head.after, features.write)
+        model.aux = AuxStates(head.after, store, features.write)
+        if host is not None:
+            host.hold(features.by_block())
         return HeadDrafter(
             head,
             HeadCache(head.keys_values(blocks, size), blocks),
@@ -298,6 +304,7 @@ class DraftModel:
         config: EngineConfig,
         *,
         max_length: int,
+        host: HostBlocks | None,
     ) -> ModelDrafter:
         """The drafter."""
         cache: DraftCache = SharedCache(store)

@@ -157,6 +157,7 @@ class Engine:
                 self.ends,
                 self.config,
                 max_length=self.max_length,
+                host=self._host,
             )
         return LookupDrafter() if self.config.drafter == LOOKUP else None
 

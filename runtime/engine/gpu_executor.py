@@ -273,8 +273,7 @@ class GpuExecutor(TorchExecutor):
             model.aux.begin(hidden)
         hidden = self._layers.run(hidden, step, self._cache, model.aux)
         if model.aux is not None:
-            model.aux.take(len(model.layers), hidden)
-            model.aux.finish(step.slots)
+            model.aux.finish(len(model.layers), hidden, step.slots)
         # Shared by all graphs.
         wanted, choosers, lengths = (layout.part(name, kind.wanted) for name in ("wanted", "choosers", "lengths"))
         logits = model.head(hidden.index_select(0, wanted), self._logits[: kind.wanted])

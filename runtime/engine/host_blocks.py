@@ -37,16 +37,30 @@ class HostBlocks:
     """
 
     def __init__(self, store: KeysValues, slots: int, directory: Path | None = None) -> None:
-        self._device = [bits(tensor) for tensor in store.by_block()]
-        pinned = self._device[0].device.type == "cuda"
-        shapes = [(slots, len(each), *each.shape[2:]) for each in self._device]
-        self._host = [
+        self._device: list[Tensor] = []
+        self._host: list[Tensor] = []
+        self.slots, self._directory = slots, directory
+        for tensor in store.by_block():
+            self.hold(tensor)
+
+    def hold(self, tensor: Tensor) -> None:
+        """Hold the blocks of another tensor, too.
+
+        Args:
+            tensor: ``[layers, blocks, ...]``.
+
+        Raises:
+            RuntimeProblem: as the constructor.
+        """
+        each = bits(tensor)
+        shape = (self.slots, len(each), *each.shape[2:])
+        pinned = each.device.type == "cuda"
+        self._device.append(each)
+        self._host.append(
             torch.empty(shape, dtype=each.dtype, pin_memory=pinned)
-            if directory is None
-            else _mapped(shape, each.dtype, directory)
-            for shape, each in zip(shapes, self._device, strict=True)
-        ]
-        self.slots = slots
+            if self._directory is None
+            else _mapped(shape, each.dtype, self._directory)
+        )
 
     def swap(self, plan: StepPlan) -> None:
         """Copy a step's blocks out, then in. On a GPU the copies are queued before the step's kernels."""

@@ -125,6 +125,9 @@ class StepwiseDrafter(ABC):
             while left:
                 for sequence, (token, others) in self._next(left).items():
                     draft = left[sequence]
+                    if token is None:
+                        del left[sequence]
+                        continue
                     draft.add(token, others)
                     sequence.tokens.append(token)
                     if sequence.matcher is not None:
@@ -142,12 +145,15 @@ class StepwiseDrafter(ABC):
     def _may_draft(self, sequence: Sequence) -> bool:
         return len(sequence.tokens) < self._longest
 
-    def _next(self, drafts: dict[Sequence, GrowingDraft]) -> dict[Sequence, tuple[int, list[tuple[float, int]]]]:
-        """The next token of each, chosen as the verifier will choose its own, and those that came next, with their odds against it."""
+    def _next(self, drafts: dict[Sequence, GrowingDraft]) -> dict[Sequence, tuple[int | None, list[tuple[float, int]]]]:
+        """The next token of each, chosen as the verifier will choose its own, and those that came next, with their odds against it.
+
+        None where none of the drafter's tokens is allowed.
+        """
         sequences = list(drafts)
         logits = self._logits(sequences)
         stats = self._statistics(logits)
-        found = {}
+        found: dict[Sequence, tuple[int | None, list[tuple[float, int]]]] = {}
         for row, sequence in enumerate(sequences):
             draft, params = drafts[sequence], sequence.request.params
             if params.is_plainly_greedy and not draft.branches:
@@ -159,6 +165,9 @@ class StepwiseDrafter(ABC):
                 by_token = merits(by_token, sequence, self._ends, self._seed, len(draft.chain))
             best = by_token.topk(1 + draft.branches)
             first, *others = best.values.tolist()
+            if not math.isfinite(first):
+                found[sequence] = None, []
+                continue
             # A token's odds against the first: the quotient of their probabilities, or of these over their noise.
             is_logit = params.temperature == 0
             odds = (

@@ -65,6 +65,12 @@ class DraftHead:
         self._table: Any = model.token_table
         if own:
             self._table = TokenTable(load.matrix("embed_tokens", kind="Embedding"), operators.dtype, operators.device)
+            rows, needed = self._table.matrix.shape[0], model.spec.vocabulary
+            if rows < needed:
+                raise RuntimeProblem(
+                    f"{self.path}: its embeddings are of {rows} tokens, and the model has {needed}; use a head that was trained for this"
+                    " model"
+                )
             if isinstance(model.token_table, TokenTable) and self._table.equals(model.token_table):
                 own, self._table = False, model.token_table
         if self._table.columns != spec.hidden:
@@ -73,6 +79,11 @@ class DraftHead:
                 " trained for this model"
             )
         shares_head = not checkpoint.has_matrix("lm_head")
+        if shares_head and model.head.linear.columns != spec.hidden:
+            raise RuntimeProblem(
+                f"{self.path}: it has no lm_head, and the model's reads {model.head.linear.columns} values, not {spec.hidden}; use a head"
+                " that was trained for this model"
+            )
         linear = model.head.linear if shares_head else load.linear("lm_head", shape=(spec.vocabulary, spec.hidden))
         self.head = Head(load.norm("norm"), None, linear, None, operators.to_float32)
         self.tokens = self._mapping(checkpoint, own=not shares_head)
@@ -85,12 +96,12 @@ class DraftHead:
         if not own:
             return None
         if not checkpoint.has("d2t"):
-            if mine > vocabulary:
+            if mine != vocabulary:
                 raise RuntimeProblem(
-                    f"{self.path}: it has a vocabulary of {mine} tokens, and the model of {vocabulary}; use a head that was trained for"
-                    " this model"
+                    f"{self.path}: it has a vocabulary of {mine} tokens without d2t, and the model of {vocabulary}; use a head that was"
+                    " trained for this model"
                 )
-            return None if mine == vocabulary else torch.arange(mine)
+            return None
         shifts = checkpoint.tensor("d2t").long()
         tokens = torch.arange(mine) + shifts if shifts.shape == (mine,) else None
         if tokens is None or tokens.min() < 0 or tokens.max() >= vocabulary or len(tokens.unique()) < mine:

@@ -11,8 +11,7 @@ from torch import Tensor
 class Features:
     """A row for each position of each cache block, which the model's steps write.
 
-    Copies of blocks and of cached prefixes have theirs, too, as long as the model wrote them; blocks that return from host memory
-    have those of whoever had the block before, which costs accepted drafts and nothing else.
+    Copies of blocks and cached prefixes have theirs, too.
 
     Args:
         fuse: from the states of a step's tokens to rows.
@@ -47,6 +46,10 @@ class Features:
     def read(self, slots: Tensor) -> Tensor:
         """Those of some positions."""
         return self._rows[slots]
+
+    def by_block(self) -> Tensor:
+        """All of it, ``[1, blocks, positions, width]``."""
+        return self._rows[:-1].view(1, -1, self.block_size, self._rows.shape[1])
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy the first rows of a block to another."""

@@ -15,7 +15,8 @@ from ...weights.checkpoint import Checkpoint
 
 # How many of the model's layers leave states for it.
 STATES = 3
-_MARKS = ("draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", "speculators_model_type")
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+_MARKS = ("draft_vocab_size", "eagle_config", _LAYERS, "speculators_model_type")
 _PARTS = (
     "fc|norm|lm_head|embed_tokens|d2t|t2d|verifier_(norm|lm_head)"
     "|(midlayer|layers[.]0)[.](hidden_norm|input_layernorm|post_attention_layernorm|self_attn[.][qkvo]_proj|mlp[.](gate|up|down)_proj)"
@@ -30,7 +31,7 @@ def is_head(path: Path) -> bool:
     except (OSError, SmeltError):
         return False  # whoever opens it as a model says what is wrong
     names = data.get("architectures")
-    named = isinstance(names, list) and any(isinstance(name, str) and "eagle" in name.lower() for name in names)
+    named = isinstance(names, list) and any(isinstance(name, str) and "eagle3" in name.lower() for name in names)
     return named or any(name in data for name in _MARKS)
 
 
@@ -85,22 +86,25 @@ class HeadCheckpoint(Checkpoint):
                 f"{path}: its layer is of the kind {flat['model_type']}; draft heads must be Llama layers"
             )
         size = data.get("draft_vocab_size") or flat.get("vocab_size")
-        after = data.get("eagle_aux_hidden_state_layer_ids")
         eagle = data.get("eagle_config") or {}
-        if isinstance(eagle, dict):
-            after = eagle.get("eagle_aux_hidden_state_layer_ids", after)
-            if eagle.get("use_aux_hidden_state") is False:
-                raise RuntimeProblem(
-                    f"{path}: it reads the last layer's states alone, as EAGLE and EAGLE-2 do; draft heads must be of EAGLE-3"
-                )
+        if isinstance(eagle, dict) and eagle.get("use_aux_hidden_state") is False:
+            raise RuntimeProblem(
+                f"{path}: it reads the last layer's states alone, as EAGLE and EAGLE-2 do; draft heads must be of EAGLE-3"
+            )
+        # Two conventions: vLLM's numbers are of the layers that read the states, SGLang's, within eagle_config, of those that leave them.
+        after, shift = data.get(_LAYERS), 0
+        if after is None and isinstance(eagle, dict):
+            after, shift = eagle.get(_LAYERS), 1
         ids = isinstance(after, list) and all(type(each) is int and each >= 0 for each in after)
         if not (after is None or (ids and len(after) == STATES)) or not isinstance(size, int) or size < 1:
             raise RuntimeProblem(
-                f"{path}: eagle_aux_hidden_state_layer_ids must list {STATES} layers, and draft_vocab_size must be a number of"
-                " tokens; fix it, or download it again"
+                f"{path}: {_LAYERS} must list {STATES} layers, and draft_vocab_size must be a number of tokens; fix it, or download it"
+                " again"
             )
         norms_first = data.get("norm_before_residual", "transformer_layer_config" in data)
-        self.settings = HeadSettings(None if after is None else tuple(after), bool(norms_first))
+        self.settings = HeadSettings(
+            None if after is None else tuple(each + shift for each in after), bool(norms_first)
+        )
         try:
             config = LlamaConfig.from_dict({**flat, "vocab_size": size, "tie_word_embeddings": False})
         except Exception as error:  # transformers computes with the file's values

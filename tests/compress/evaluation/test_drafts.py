@@ -102,7 +102,8 @@ def test_bad_drafters_are_reported_before_any_work(settings: dict[str, Any], sen
     [
         ({1: 1.5, 4: 1.1, 8: 1.01}, None, "with each of"),
         ({1: 1.5, 4: 1.1, 8: 0.9}, 8, "from 8 requests at once on"),
-        ({1: 1.5, 4: 0.99, 8: 1.02, 16: 0.9}, 16, "from 16 requests"),
+        ({1: 1.5, 4: 0.99, 8: 1.02, 16: 0.9}, 16, "with 1, 8 at once, and with no other"),
+        ({1: 0.97, 4: 1.06}, None, "with 4 at once, and with no other"),
         ({1: 0.9, 8: 0.8}, 1, "with any of"),
     ],
 )
@@ -111,6 +112,15 @@ def test_where_drafts_stop_paying(ratios: dict[int, float], stops: int | None, w
     found = DraftedSpeed(drafter="lookup", prompt=8, generate=8, loads=loads)
     assert found.stops_paying == stops
     assert words in found.verdict
+
+
+def test_a_gain_within_noise_is_none() -> None:
+    loads = [_load(1, 1.5), _load(4, 1.06)]
+    noisy = loads[1].speedup.model_copy(update={"significant": False})
+    loads[1] = loads[1].model_copy(update={"speedup": noisy})
+    found = DraftedSpeed(drafter="lookup", prompt=8, generate=8, loads=loads)
+    assert found.stops_paying == 4
+    assert "from 4 requests at once on" in found.verdict
 
 
 def test_a_gate_on_drafts_is_about_the_model_that_is_drafted_for() -> None:

@@ -151,7 +151,7 @@ def test_a_draft_head_reads_what_the_models_steps_leave(
     model = AutoModelForCausalLM.from_pretrained(tiny("llama", num_hidden_layers=1, vocab_size=256))
     head = ReferenceHead(model, vocabulary=250, after=(0, 1, 1)).eval()
     expected = engine_of().generate(PROMPTS[:3], PARAMS[:3])
-    directory = head.save(tmp_path / "head")
+    directory = head.save(tmp_path / "head", speculators=True)
     engine = engine_of(drafter=str(directory), draft_tokens=3, draft_branches=branches)
     host = on_the_host(engine, monkeypatch)
     watched = WatchedHead(engine, PROMPTS[:3], [each.completions[0].tokens for each in expected])

@@ -102,11 +102,13 @@ class ReferenceHead(nn.Module):
                 "transformer_layer_config": layer,
             }
         else:
+            # As published heads have it: the layers that leave the states, not how many come before.
+            leaving = [count - 1 for count in self.after]
             data = layer | {
                 "architectures": ["LlamaForCausalLMEagle3"],
                 "draft_vocab_size": size,
                 "norm_before_residual": self.norms_first,
-                "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(self.after)},
+                "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": leaving},
             }
         (directory / "config.json").write_text(json.dumps(data))
         save_file(tensors, directory / "model.safetensors")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.speculation.eagle.head_checkpoint import HeadCheckpoint
 from smelt.system.errors import SmeltError
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -50,7 +51,7 @@ def tokens(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PR
     [
         {},
         {"norms_first": True, "speculators": True, "vocabulary": 4090},
-        {"after": (0, 2, 4), "vocabulary": 4095},
+        {"after": (0, 2, 4), "vocabulary": 4095, "speculators": True},
         {"after": (1, 1, 3), "speculators": True},
     ],
     ids=["EAGLE-3's layout", "speculators' layout", "first and last states", "states twice"],
@@ -119,21 +120,64 @@ def test_features_follow_their_tokens(
         assert total.on_branch > 0
 
 
-@pytest.mark.parametrize("draft_tokens", [3, "auto"])
-def test_blocks_that_return_from_host_memory_cost_drafts_alone(
-    made: Callable[..., tuple[Path, ReferenceHead, Path]], draft_tokens: int | str
+def test_blocks_that_return_from_host_memory_have_their_features(
+    made: Callable[..., tuple[Path, ReferenceHead, Path]],
 ) -> None:
-    model, _, directory = made()
+    model, head, directory = made()
     given = ENGINE | {"block_size": 4, "admission": "immediate", "host_cache_bytes": 1 << 20, "swap": "swap"}
     with closing(Engine(str(model), **ENGINE)) as plain:
         answers = tokens(plain, SAMPLED)
     probe = Engine(str(model), drafter=str(directory), **given)
     given["kv_cache_bytes"] = probe.reservation.cache // probe.reservation.blocks * 34
     probe.close()
-    with closing(Engine(str(model), drafter=str(directory), draft_tokens=draft_tokens, **given)) as engine:
+    with closing(Engine(str(model), drafter=str(directory), draft_tokens=3, **given)) as engine:
+        watched, swapped = WatchedHead(engine, PROMPTS, answers), list[int]()
+        engine.on_step = lambda plan: swapped.extend(block for _, block in plan.swap_in)
         for _ in range(2):
             assert tokens(engine, SAMPLED) == answers
-        assert engine.scheduler.preemptions > 0
+        assert swapped
+    assert watched.largest_error(head, every=3) < 1e-4
+
+
+def test_prompts_that_are_only_embedded_leave_nothing(
+    made: Callable[..., tuple[Path, ReferenceHead, Path]],
+) -> None:
+    """Their states are of blocks of another cache, which may be larger."""
+    model, head, directory = made()
+    with closing(Engine(str(model), **ENGINE)) as plain:
+        answers = tokens(plain, GREEDY)
+    with closing(Engine(str(model), drafter=str(directory), draft_tokens=3, **ENGINE)) as engine:
+        watched = WatchedHead(engine, PROMPTS, answers)
+        names = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS]
+        done: dict[str, list[int]] = {}
+        while len(done) < len(names):
+            for output in engine.step():
+                if output.finished:
+                    done[output.id] = output.completions[0].tokens
+            engine.hidden_states([list(range(1, 100))] * 5)
+        assert [done[name] for name in names] == answers
+    assert watched.largest_error(head, every=3) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("fields", "layers", "after"),
+    [
+        # As heads for SGLang have it, which adds one; as EAGLE-3's authors leave it out; and as vLLM takes it.
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 46, 90]}}, 94, (2, 47, 91)),
+        ({}, 32, (2, 16, 29)),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 18, 33]}, 36, (2, 18, 33)),
+    ],
+    ids=["numbered by what leaves them", "not numbered", "numbered by what reads them"],
+)
+def test_which_states_are_read(
+    made: Callable[..., tuple[Path, ReferenceHead, Path]], fields: dict[str, Any], layers: int, after: tuple[int, ...]
+) -> None:
+    _, _, directory = made()
+    path = directory / "config.json"
+    data = json.loads(path.read_text())
+    del data["eagle_config"]
+    path.write_text(json.dumps(data | fields))
+    assert HeadCheckpoint(directory).settings.layers(layers) == after
 
 
 def _changed(directory: Path, **fields: Any) -> None:
@@ -147,6 +191,12 @@ def _retensored(directory: Path, change: Callable[[dict[str, Tensor]], object]) 
     save_file(found, directory / "model.safetensors")
 
 
+def _smaller(directory: Path) -> Path:
+    _changed(directory, draft_vocab_size=4000)
+    _retensored(directory, lambda t: t.update({"lm_head.weight": t["lm_head.weight"][:4000].contiguous()}))
+    return directory
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another kind": (
         lambda d: _changed(d, speculators_model_type="mlp"),
@@ -156,11 +206,19 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "two layers": (lambda d: _changed(d, num_hidden_layers=2), "it has 2 layers"),
     "layers of a larger model": (
         lambda d: _changed(d, eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}),
-        "after 2, 16, 29 layers, and the model has 4",
+        "after 3, 17, 30 layers, and the model has 4",
     ),
     "no numbers": (
         lambda d: _changed(d, eagle_config={"eagle_aux_hidden_state_layer_ids": ["x"]}),
         "must list 3 layers",
+    ),
+    "a vocabulary without its tokens": (
+        lambda d: _retensored(_smaller(d), lambda t: t.pop("d2t")),
+        "a vocabulary of 4000 tokens without d2t, and the model of 4096",
+    ),
+    "embeddings of fewer tokens": (
+        lambda d: _retensored(d, lambda t: t.update({"embed_tokens.weight": torch.ones(4000, 128)})),
+        "its embeddings are of 4000 tokens, and the model has 4096",
     ),
     "another width": (lambda d: _changed(d, hidden_size=64, head_dim=16), "fc has the shape"),
     "no vocabulary": (lambda d: _changed(d, draft_vocab_size=-1), "must be a number of tokens"),
