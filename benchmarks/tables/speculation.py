@@ -109,11 +109,19 @@ def heads(results: Any) -> str:
     places = [held_out[f"accepted {i + 1}"] for i in range(len(held_out) // 2)]
     return (
         f"A head trained for smelt-6m on {results['tokens']} tokens that the model wrote; of such text that was held out exact verification would accept, by place"
-        f" in a draft and if those before are right, {', '.join(map(_share, places))} of sampled tokens. Medians of {results['turns']} turns; smelt-6m on real text:\n\n"
+        f" in a draft and if those before are right, {', '.join(map(_share, places))} of sampled tokens. Medians of {results['turns']} turns; smelt-6m on the builtin evaluation text, which is like what it learned"
+        " from:\n\n"
         + markdown(_DRAFTED, _drafted_lines(results["small"]))
-        + "\nA Llama of 1.1 billion random weights, whose drafts are made right as often as those of the same pair above:\n\n"
+        + "\nOf greedy drafts of three tokens are right, where those before them are, on that text and on WikiText-2, which is not:\n\n"
+        + markdown(("model", "builtin", "WikiText-2"), _on_texts(results))
+        + "\nA Llama of 1.1 billion random weights, whose drafts are made right as often as those of the same pair on the builtin text:\n\n"
         + markdown(_DRAFTED, _drafted_lines(results["big"]))
     )
+
+
+def _on_texts(results: Any) -> list[tuple[str, ...]]:
+    known = {row["pair"]: row["agreement"] for row in results["small"] if row["draft_tokens"] == 3}
+    return [(row["pair"], _share(known[row["pair"]]), _share(row["agreement"])) for row in results["others"]]
 
 
 def token_trees(results: Any) -> str:
