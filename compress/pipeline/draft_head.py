@@ -35,6 +35,7 @@ from ..evaluation.evaluate import measured
 from ..evaluation.measure import Evaluation
 from ..evaluation.settings import Evaluate
 from ..evaluation.subject import Subject
+from ..reporting.card import base_name
 from ..reporting.head_card import head_card
 from ..reporting.report_files import load
 from ..results.report import ReportData
@@ -252,10 +253,11 @@ def _write(plan: HeadPlan, output: Output, trained: TrainedHead) -> None:
 def _measured(plan: HeadPlan, output: Output, show: Progress) -> ReportData:
     request = plan.request
     directory = find_checkpoint(request.model, trust_remote_code=request.trust_remote_code)
-    subject = Subject(request.model, directory, "candidate")
+    name = base_name(directory)  # the card has no paths of this machine
+    subject = Subject(name, directory, "candidate")
     called = "its draft head" if plan.scheme is None else f"its {plan.scheme.label} draft head"
     drafter = EvaluatedDrafter(called, output.checkpoint)
-    title = f"{request.model} with a draft head"
+    title = f"{name} with a draft head"
     journal = output.journal / "evaluation"
     evaluation = Evaluation([subject], request.evaluate, None, journal, show, title=title, drafter=drafter)
     record = json.loads((output.checkpoint / RECORD).read_text(encoding="utf-8"))["draft_head"]

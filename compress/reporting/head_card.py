@@ -13,7 +13,7 @@ from ..results.report import ReportData
 from .card import base_name, portable, taken_over
 from .markdown import drafts_section, plain
 
-VLLM = """vllm serve MODEL --speculative-config '{"method": "eagle3", "model": "PATH", "num_speculative_tokens": 3}'"""
+_VLLM = """vllm serve MODEL --speculative-config '{"method": "eagle3", "model": "PATH", "num_speculative_tokens": 3}'"""
 
 
 def head_card(report: ReportData, checkpoint: Path, original: ModelDirectory, record: dict[str, Any]) -> str:
@@ -29,12 +29,14 @@ def head_card(report: ReportData, checkpoint: Path, original: ModelDirectory, re
     metadata = taken_over(checkpoint, original) | {"tags": ["smelt", "eagle3", "speculative-decoding"]}
     front = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True).strip()
     made = {name: record[name] for name in ("states_after_layers", "draft_vocabulary", "scheme", "settings")}
+    source = record["settings"]["data"]["source"]
+    done = str(record["done"]).replace(source, portable(source))
     out = ["---", front, "---", "", f"# {plain(base.removeprefix('builtin:').rpartition('/')[2])}, draft head", ""]
     out += [
         f"A draft head (EAGLE-3) for {plain(base)}, made by Smelt {plain(report.versions.get('smelt', ''))}: it proposes tokens, which the"
         " model verifies several at a time, so that its output stays its own. It is of no use by itself.",
         "",
-        f"It was {plain(str(record['done']))}.",
+        f"It was {plain(done)}.",
         "",
         *drafts_section(report),
         f"Measured on Smelt's runtime, {report.machine.cores} cores of {plain(report.machine.processor)}.",
@@ -46,7 +48,7 @@ def head_card(report: ReportData, checkpoint: Path, original: ModelDirectory, re
         "```sh",
         "smelt serve MODEL --drafter PATH",
         # vLLM does not read a rounded lm_head of a draft head.
-        *([] if record["scheme"] else [VLLM]),
+        *([] if record["scheme"] else [_VLLM]),
         "```",
         "",
         "## Settings",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -29,6 +30,7 @@ from typer.testing import CliRunner
 
 from ...runtime.speculation.head_reference import ReferenceHead
 from ...runtime.speculation.watched_head import WatchedHead
+from ...tiny import SMELT_6M
 
 PLACES = 4
 
@@ -160,7 +162,8 @@ def _interrupt_third(owner: type, method: str, patch: pytest.MonkeyPatch) -> Non
 @pytest.mark.slow
 @pytest.mark.usefixtures("short")
 def test_an_interrupted_training_ends_with_the_same_head(tmp_path: Path) -> None:
-    model, outputs = Path("builtin:smelt-6m"), [tmp_path / "whole", tmp_path / "interrupted"]
+    model, outputs = tmp_path / "my-model", [tmp_path / "whole", tmp_path / "interrupted"]
+    shutil.copytree(SMELT_6M, model)
     result = _distilled(model, outputs[0], "--scheme", "W4A16", "--draft-vocabulary", "1000")
     assert result.exit_code == 0, result.output
     for owner, method in ((Writer, "continued"), (Snapshots, "save")):
@@ -183,7 +186,7 @@ def test_an_interrupted_training_ends_with_the_same_head(tmp_path: Path) -> None
     curve = json.loads((outputs[0] / "checkpoint/smelt.json").read_text())["draft_head"]["training"]["curve"]
     assert curve[-1]["held_out"]["place 1"] < curve[0]["held_out"]["place 1"] - 0.5
     card = (outputs[0] / "checkpoint/README.md").read_text()
-    assert "# smelt-6m, draft head" in card
+    assert "# my-model, draft head" in card
     assert str(tmp_path) not in card
     again = _distilled(model, outputs[0], "--scheme", "W4A16", "--draft-vocabulary", "1000")
     assert again.exit_code == 0
