@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from ...runtime.speculation.eagle.head_checkpoint import STATES
 
@@ -190,8 +190,7 @@ class HeadModule(nn.Module):
             for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
         ]
         positions = torch.arange(first, first + x.shape[1], device=x.device)[None]
-        cosines, sines = (each.unsqueeze(1) for each in self._rotary[0].to(x.device)(x, positions))
-        queries, keys = (part * cosines + _half_turned(part) * sines for part in parts[:2])
+        queries, keys = apply_rotary_pos_emb(*parts[:2], *self._rotary[0].to(x.device)(x, positions))
         group = queries.shape[1] // keys.shape[1]
         return queries, keys.repeat_interleave(group, 1), parts[2].repeat_interleave(group, 1)
 
@@ -209,8 +208,3 @@ def _attended(queries: Tensor, keys: Tensor, values: Tensor, own: list[tuple[Ten
     for i, (_, value) in enumerate(own):
         attended = attended + shares[..., count + i, None] * value
     return attended
-
-
-def _half_turned(x: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat([-second, first], -1)

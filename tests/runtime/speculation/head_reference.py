@@ -159,7 +159,7 @@ class ReferenceHead(nn.Module):
         normed = layer.hidden_norm(states)
         x = torch.cat([layer.input_layernorm(self._table[tokens]), normed], -1)[None]
         mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
-        turned = self._rotary(x, torch.arange(count)[None])
-        x = layer.self_attn(x, position_embeddings=turned, attention_mask=mask)[0]
+        rotary = self._rotary(x, torch.arange(count)[None])
+        x = layer.self_attn(x, position_embeddings=rotary, attention_mask=mask)[0]
         x = (normed if self.norms_first else states) + x[0]
         return x + layer.mlp(layer.post_attention_layernorm(x))
