@@ -25,7 +25,7 @@ from ...system.progress import Log
 
 _NAME = "smelt_native"
 _HERE = Path(__file__).parent
-_FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-fno-math-errno"]
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++20", "-fno-math-errno")
 _NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_vnni")
 
 
@@ -45,6 +45,15 @@ def processor_features() -> frozenset[str]:
             if line.startswith("flags"):
                 return frozenset(line.partition(":")[2].split())
     return frozenset()
+
+
+@functools.cache
+def _flags() -> tuple[str, ...]:
+    """For the compiler; caches of AMD's processors want to be asked in another way."""
+    with contextlib.suppress(OSError):
+        if "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+            return (*_FLAGS, "-DSMELT_AMD")
+    return _FLAGS
 
 
 def kernels(log: Log) -> ModuleType | None:
@@ -125,7 +134,7 @@ def _key() -> str:
     digest = hashlib.blake2b(digest_size=12)
     for path in (*_sources(), *sorted(_HERE.glob("*.h"))):
         digest.update(path.read_bytes())
-    about = (_FLAGS, torch.__version__, sys.version, platform.machine(), sorted(processor_features()))
+    about = (_flags(), torch.__version__, sys.version, platform.machine(), sorted(processor_features()))
     digest.update(repr(about).encode())
     return digest.hexdigest()
 
@@ -140,7 +149,7 @@ def _build(target: Path) -> None:
         cpp_extension.load(
             _NAME,
             [str(path) for path in _sources()],
-            extra_cflags=_FLAGS,
+            extra_cflags=list(_flags()),
             extra_ldflags=["-fopenmp"],
             build_directory=str(scratch),
             is_python_module=False,

@@ -5,15 +5,35 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 namespace smelt {
 namespace {
 
 constexpr int64_t kStep = 32;       // columns that an instruction takes
 constexpr int64_t kPanel = 4;        // rows that are multiplied at a time
-constexpr int64_t kAhead = 512;     // columns of a weight's row that are asked for in advance
 constexpr int64_t kPiece = 2048;    // columns at a time of many rows, so that a weight's piece stays in the first cache
 constexpr int64_t kTogether = 128;  // rows that are multiplied with it there
+
+// Rows that are all multiplied by a weight as it comes from memory.
+#if defined(__AVX512BF16__)
+constexpr int64_t kFew = 8;
+#else
+constexpr int64_t kFew = kPanel;  // more would take most of the time for computing, and more registers than there are
+#endif
+
+// How weights are asked for in advance, how many of a row's columns, and whether all panels ask for a part of the next piece or the
+// first one for all of it. On AMD's Zen 4 few lines can be under way to the first cache, and little fits in it: by way of the second one
+// products of 1 to 8 rows were 1.05 to 1.5 times as fast.
+#if defined(SMELT_AMD)
+constexpr auto kHint = _MM_HINT_T1;
+constexpr int64_t kAhead = 1024;
+constexpr bool kAllAsk = true;
+#else
+constexpr auto kHint = _MM_HINT_T0;
+constexpr int64_t kAhead = 512;
+constexpr bool kAllAsk = false;
+#endif
 
 inline __mmask32 first32(int64_t count) { return count >= 32 ? ~__mmask32(0) : (__mmask32(1) << count) - 1; }
 
@@ -25,23 +45,36 @@ template <int kOutputs, int kRows>
 using Sums = __m512[kRows][kOutputs];
 
 // Adds the products of some columns to `sum`. From a row of x to the next there are `across` numbers, from a step of its columns to
-// the next `along`; the weight's numbers that lie `ahead` of those multiplied are asked for.
-template <int kOutputs, int kRows, bool kAsks>
-[[gnu::always_inline]] SMELT_KEEPS_SUMS inline void add_products(const bf16* weight, int64_t stride, int64_t ahead, const bf16* x,
+// the next `along`. Of `next`, which lies like the weight, the same columns of kAsked outputs are asked for.
+template <int kOutputs, int kRows, int kAsked>
+[[gnu::always_inline]] SMELT_KEEPS_SUMS inline void add_products(const bf16* weight, int64_t stride, const bf16* next, const bf16* x,
                                                                  int64_t across, int64_t along, int64_t columns,
                                                                  Sums<kOutputs, kRows>& sum) {
     int64_t k = 0;
     for (; k + kStep <= columns; k += kStep, x += along) {
-        __m512i in[kRows];
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; r++) in[r] = load32(x + r * across);
+        for (int n = 0; n < kAsked; n++) _mm_prefetch((const char*)(next + n * stride + k), kHint);
+        // Whichever are fewer stay in registers.
+        if constexpr (kRows <= kOutputs) {
+            __m512i in[kRows];
 #pragma GCC unroll 8
-        for (int n = 0; n < kOutputs; n++) {
-            const bf16* from = weight + n * stride + k;
-            if constexpr (kAsks) _mm_prefetch((const char*)(from + ahead), _MM_HINT_T0);
-            const __m512i w = load32(from);
+            for (int r = 0; r < kRows; r++) in[r] = load32(x + r * across);
 #pragma GCC unroll 8
-            for (int r = 0; r < kRows; r++) sum[r][n] = add_pairs(sum[r][n], w, in[r]);
+            for (int n = 0; n < kOutputs; n++) {
+                const __m512i w = load32(weight + n * stride + k);
+#pragma GCC unroll 8
+                for (int r = 0; r < kRows; r++) sum[r][n] = add_pairs(sum[r][n], w, in[r]);
+            }
+        } else {
+            __m512i w[kOutputs];
+#pragma GCC unroll 8
+            for (int n = 0; n < kOutputs; n++) w[n] = load32(weight + n * stride + k);
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; r++) {
+                const __m512i in = load32(x + r * across);
+#pragma GCC unroll 8
+                for (int n = 0; n < kOutputs; n++) sum[r][n] = add_pairs(sum[r][n], w[n], in);
+            }
         }
     }
     if (k == columns) return;
@@ -59,11 +92,10 @@ inline __m512 lanes_4_apart(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_sh
 inline __m512 lanes_2_apart(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee)); }
 inline __m512 lanes_1_apart(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); }
 
-// Adds up the lanes of each sum, adds the bias, and stores the first `rows` rows.
-template <int kOutputs, int kRows>
+// Adds up the lanes of each sum from row kFrom on, adds the bias, and stores the first `rows` rows.
+template <int kOutputs, int kRows, int kFrom = 0>
 [[gnu::always_inline]] SMELT_KEEPS_SUMS inline void store_totals(const Sums<kOutputs, kRows>& sum, const bf16* bias, int64_t rows,
                                                                  int64_t outputs, bf16* out) {
-    static_assert(kRows <= kPanel);
     const __m512 none = _mm512_setzero_ps();
 #pragma GCC unroll 8
     for (int n = 0; n < kOutputs; n += 4) {
@@ -73,7 +105,8 @@ template <int kOutputs, int kRows>
         for (int j = 0; j < 4; j++) {
             __m512 row[kPanel];
 #pragma GCC unroll 8
-            for (int r = 0; r < kPanel; r++) row[r] = r < kRows && j < taken ? sum[std::min(r, kRows - 1)][n + std::min(j, taken - 1)] : none;
+            for (int r = 0; r < kPanel; r++)
+                row[r] = kFrom + r < kRows && j < taken ? sum[std::min(kFrom + r, kRows - 1)][n + std::min(j, taken - 1)] : none;
             part[j] = lanes_4_apart(lanes_8_apart(row[0], row[1]), lanes_8_apart(row[2], row[3]));
         }
         const __m512 total = lanes_1_apart(lanes_2_apart(part[0], part[1]), lanes_2_apart(part[2], part[3]));
@@ -87,41 +120,48 @@ template <int kOutputs, int kRows>
         if (rows > 2) _mm_mask_storeu_epi16(to + 2 * outputs, mask, lower);
         if (rows > 3) _mm_mask_storeu_epi16(to + 3 * outputs, mask, _mm_unpackhi_epi64(lower, lower));
     }
+    if constexpr (kFrom + kPanel < kRows)
+        store_totals<kOutputs, kRows, kFrom + kPanel>(sum, bias, rows - kPanel, outputs, out + kPanel * outputs);
 }
 
-// Calls `body` with `count` as a constant, at most kMost.
-template <int kMost, class Body>
+// Calls `body` with `count` as a constant, from kLeast to kMost.
+template <int kLeast, int kMost, class Body>
 inline void with_constant(int64_t count, const Body& body) {
     if (count >= kMost) return body.template operator()<kMost>();
-    if constexpr (kMost > 1) with_constant<kMost - 1>(count, body);
+    if constexpr (kMost > kLeast) with_constant<kLeast, kMost - 1>(count, body);
 }
 
-// Few rows: reading the weight is what takes the time.
+// Few rows: reading the weight is what takes the time. Outputs follow each other in memory, so those after these are asked for at the end.
 template <int kOutputs, int kRows>
-SMELT_KEEPS_SUMS void few_rows(const bf16* weight, const bf16* bias, const bf16* x, int64_t outputs, int64_t columns, bf16* out) {
+SMELT_KEEPS_SUMS void few_rows(const bf16* weight, const bf16* bias, const bf16* x, int64_t across, int64_t along, int64_t outputs,
+                               int64_t columns, bf16* out) {
     Sums<kOutputs, kRows> sum;
 #pragma GCC unroll 32
     for (int i = 0; i < kRows * kOutputs; i++) sum[i / kOutputs][i % kOutputs] = _mm512_setzero_ps();
-    add_products<kOutputs, kRows, true>(weight, columns, kAhead, x, columns, kStep, columns, sum);
+    const int64_t first = std::max<int64_t>(0, columns - kAhead) / kStep * kStep;
+    add_products<kOutputs, kRows, kOutputs>(weight, columns, weight + kAhead, x, across, along, first, sum);
+    add_products<kOutputs, kRows, kOutputs>(weight + first, columns, weight + kOutputs * columns, x + first / kStep * along, across, along,
+                                            columns - first, sum);
     store_totals<kOutputs, kRows>(sum, bias, kRows, outputs, out);
 }
 
-// Rows packed in panels of kPanel, in the order in which they are multiplied: for each piece of columns, for each panel, for each step of the piece's
-// columns, for each row. Read in their own order, long rows would come in many streams, and in the same places of a cache.
+// Rows packed in panels of `height`, in the order in which they are multiplied: for each piece of columns, for each panel, for each step of the
+// piece's columns, for each row. Read in their own order, long rows would come in many streams, and in the same places of a cache.
 class Panels {
 public:
     struct alignas(64) Line {
         bf16 numbers[kStep];
     };
 
-    Panels(const bf16* x, int64_t rows, int64_t columns, int threads)
-        : steps_((columns + kStep - 1) / kStep),
-          count_((rows + kPanel - 1) / kPanel),
-          lines_(std::make_unique_for_overwrite<Line[]>(count_ * kPanel * steps_)) {
-        spread(threads, count_, std::max<int64_t>(1, (64 << 10) / (columns * kPanel)), [&](int64_t panel) {
+    Panels(const bf16* x, int64_t rows, int64_t columns, int64_t height, int threads)
+        : height_(height),
+          steps_((columns + kStep - 1) / kStep),
+          count_((rows + height - 1) / height),
+          lines_(std::make_unique_for_overwrite<Line[]>(count_ * height * steps_)) {
+        spread(threads, count_, std::max<int64_t>(1, (64 << 10) / (columns * height)), [&](int64_t panel) {
             for (int64_t step = 0; step < steps_; step++)
-                for (int64_t r = 0; r < kPanel; r++) {
-                    const int64_t row = panel * kPanel + r, k = step * kStep;
+                for (int64_t r = 0; r < height; r++) {
+                    const int64_t row = panel * height + r, k = step * kStep;
                     const __mmask32 mask = row < rows ? first32(columns - k) : 0;
                     _mm512_store_si512(&lines_[line(panel, step) + r], _mm512_maskz_loadu_epi16(mask, x + row * columns + k));
                 }
@@ -134,10 +174,10 @@ private:
     int64_t line(int64_t panel, int64_t step) const {
         constexpr int64_t kSteps = kPiece / kStep;
         const int64_t before = step / kSteps * kSteps, length = std::min(kSteps, steps_ - before);
-        return (before * count_ + panel * length + step - before) * kPanel;
+        return (before * count_ + panel * length + step - before) * height_;
     }
 
-    int64_t steps_, count_;
+    int64_t height_, steps_, count_;
     std::unique_ptr<Line[]> lines_;
 };
 
@@ -146,10 +186,11 @@ SMELT_KEEPS_SUMS void many_rows(const bf16* weight, const bf16* bias, const Pane
                                 int64_t columns, bf16* out) {
     constexpr int64_t kAlong = kPanel * kStep;
     alignas(64) Sums<kOutputs, kPanel> sums[kTogether / kPanel];  // between pieces
+    const int64_t asking = kAllAsk ? (rows + kPanel - 1) / kPanel : 1, asked = (kOutputs + asking - 1) / asking;  // outputs by a panel
     for (int64_t k = 0; k < columns; k += kPiece) {
         const int64_t length = std::min(kPiece, columns - k);
         const bool last = k + length == columns;
-        const int64_t ahead = last ? kOutputs * columns - k : kPiece;  // the next piece, the last one's is of the next outputs
+        const bf16* next = weight + (last ? kOutputs * columns : k + kPiece);  // the next piece; after the last one that of the next outputs
         for (int64_t r = 0; r < rows; r += kPanel) {
             Sums<kOutputs, kPanel>& kept = sums[r / kPanel];
             Sums<kOutputs, kPanel> sum;
@@ -157,10 +198,10 @@ SMELT_KEEPS_SUMS void many_rows(const bf16* weight, const bf16* bias, const Pane
             for (int i = 0; i < kPanel * kOutputs; i++)
                 sum[i / kOutputs][i % kOutputs] = k ? kept[i / kOutputs][i % kOutputs] : _mm512_setzero_ps();
             const bf16* in = x.at((row + r) / kPanel, k);
-            if (r == 0)
-                add_products<kOutputs, kPanel, true>(weight + k, columns, ahead, in, kStep, kAlong, length, sum);
-            else
-                add_products<kOutputs, kPanel, false>(weight + k, columns, ahead, in, kStep, kAlong, length, sum);
+            const int64_t begin = r / kPanel * asked;
+            with_constant<0, kOutputs>(begin < kOutputs ? asked : 0, [&]<int kAsked>() {
+                add_products<kOutputs, kPanel, kAsked>(weight + k, columns, next + begin * columns, in, kStep, kAlong, length, sum);
+            });
             if (last) {
                 store_totals<kOutputs, kPanel>(sum, bias, rows - r, outputs, out + r * outputs);
                 continue;
@@ -175,25 +216,30 @@ SMELT_KEEPS_SUMS void many_rows(const bf16* weight, const bf16* bias, const Pane
 
 void linear_dense(const bf16* weight, const bf16* bias, const bf16* x, int64_t rows, int64_t outputs, int64_t columns, bf16* out,
                   int threads) {
-    if (rows <= kPanel) {
+    if (rows == 0) return;
+    if (rows <= kFew) {
         constexpr int kOutputs = 4;
+        std::optional<Panels> packed;
+        if (rows > kPanel) packed.emplace(x, rows, columns, rows, threads);
+        const bf16* in = packed ? packed->at(0, 0) : x;
+        const int64_t across = packed ? kStep : columns, along = packed ? rows * kStep : kStep;
         const int64_t blocks = (outputs + kOutputs - 1) / kOutputs;
         spread(threads, blocks, std::max<int64_t>(1, std::min<int64_t>(blocks / (8 * threads), (64 << 10) / columns)), [&](int64_t i) {
             const int64_t n = i * kOutputs;
-            with_constant<kOutputs>(outputs - n, [&]<int kCount>() {
-                with_constant<kPanel>(rows, [&]<int kRows>() {
-                    few_rows<kCount, kRows>(weight + n * columns, bias ? bias + n : nullptr, x, outputs, columns, out + n);
+            with_constant<1, kOutputs>(outputs - n, [&]<int kCount>() {
+                with_constant<1, kFew>(rows, [&]<int kRows>() {
+                    few_rows<kCount, kRows>(weight + n * columns, bias ? bias + n : nullptr, in, across, along, outputs, columns, out + n);
                 });
             });
         });
         return;
     }
     constexpr int kOutputs = 6;
-    const Panels panels(x, rows, columns, threads);
+    const Panels panels(x, rows, columns, kPanel, threads);
     const int64_t blocks = (outputs + kOutputs - 1) / kOutputs, rounds = (rows + kTogether - 1) / kTogether;
     spread(threads, rounds * blocks, std::clamp<int64_t>(rounds * blocks / (8 * threads), 1, 8), [&](int64_t i) {
         const int64_t n = i % blocks * kOutputs, row = i / blocks * kTogether;
-        with_constant<kOutputs>(outputs - n, [&]<int kCount>() {
+        with_constant<1, kOutputs>(outputs - n, [&]<int kCount>() {
             many_rows<kCount>(weight + n * columns, bias ? bias + n : nullptr, panels, row, std::min(kTogether, rows - row), outputs, columns,
                               out + row * outputs + n);
         });
