@@ -637,7 +637,7 @@ class Engine:
                 if sequence.finish is None:
                     self._append(sequence, sampled)
         if self.drafting is not None and result.drafted is not None:
-            self.drafting.ran(plan, result.drafted)
+            self.drafting.ran(plan, result.drafted, time.perf_counter())
             for sequence, outcome in result.drafted.of.items():
                 sequence.request.draft_tokens += outcome.drafted + outcome.branched
                 sequence.request.accepted_tokens += outcome.accepted + outcome.on_branch

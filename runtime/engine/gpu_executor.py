@@ -165,8 +165,8 @@ class GpuExecutor(TorchExecutor):
             if sum(chunk.count for chunk in plan.chunks) + sum(map(len, drafts)) > self._layout.room.drafted:
                 drafts = [[] for _ in drafts]  # beside a long prompt: see _VERIFIED
             result, verified = self._start(plan, drafts).with_outcomes()
-            seconds = drafted - begun - proposed.preparing, time.perf_counter() - drafted
-            result.drafted = Drafted(verified, *seconds, proposed.prepared, proposed.preparing)
+            drafting = drafted - begun - proposed.preparing
+            result.drafted = Drafted(verified, drafting, proposed.prepared, proposed.preparing)
             return CompletedStep(result)
 
     def _start(self, plan: StepPlan, drafts: SequenceOf[SequenceOf[int]]) -> _LaunchedStep:

@@ -153,8 +153,7 @@ class TorchExecutor:
             result.tokens |= self._chosen(there, logits, stats, rows, sampled)
         if self._drafter is not None:
             drafting = drafted - begun - proposed.preparing
-            verifying = time.perf_counter() - drafted
-            result.drafted = Drafted(verified, drafting, verifying, proposed.prepared, proposed.preparing)
+            result.drafted = Drafted(verified, drafting, proposed.prepared, proposed.preparing)
         return result
 
     def _laid_out(self, chunk: Chunk, tree: TokenTree | None) -> _Part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,14 +18,20 @@ from .times_by_rows import TimesByRows
 _MOST_LOST, _REMEMBERED = 0.02, 30.0
 # More draft tokens must be expected to be faster by this factor.
 _BETTER = 1.01
+# So many more draft tokens that are not faster, and longer drafts are not looked at.
+_PATIENCE = 4
 # Acceptance that is assumed before anything was drafted, and how many tokens that counts as.
 _FIRST, _FIRST_COUNTS = 0.75, 8.0
 # The same of branches, where the chain is wrong.
 _FIRST_CAUGHT = 0.4
 # Of a sequence: as how many tokens what is known of all others counts, and how fast its own past is forgotten.
 _OTHERS_COUNT, _KEPT = 4.0, 0.97
-# The share of a step's time that deciding may take where nothing is drafted, and the most steps that are not decided on therefore.
-_MOST_DECIDING, _MOST_SKIPPED = 0.005, 64
+# The share of a step's time that deciding may take where nothing is drafted, and learning as well; therefore up to so many steps are
+# not decided on, or not learned from.
+_MOST_DECIDING, _MOST_SKIPPED = 0.0025, 64
+# Steps of a number of sequences without drafts that are measured before it drafts for as many, steps with drafts after which one without is
+# measured again, since what drafts gain is known only beside it, and the share of the known time that is so much less that more are.
+_MEASURED, _FRESH, _SHORTER = 3, 64, 0.9
 # Tokens that a drafter may compute before a draft that is only tried.
 _FEW = 16
 # Of all sequences together.
@@ -37,13 +44,12 @@ class Drafted:
 
     Attributes:
         of: what became of the draft of each sequence that had one.
-        drafting, verifying: seconds of both parts of the step.
-        prepared, preparing: tokens before the drafts that the drafter computed first, and the seconds that took.
+        drafting: seconds that the drafts took.
+        prepared, preparing: tokens before the drafts that the drafter computed first, and the seconds that took besides.
     """
 
     of: Mapping[Sequence, DraftOutcome]
     drafting: float
-    verifying: float
     prepared: int = 0
     preparing: float = 0.0
 
@@ -104,8 +110,14 @@ class FixedDrafts:
     def begin_load(self) -> None:
         """Another load begins, which what drafts cost before says nothing of."""
 
-    def ran(self, plan: StepPlan, drafted: Drafted) -> None:
-        """Count a step's drafts."""
+    def ran(self, plan: StepPlan, drafted: Drafted, now: float) -> None:
+        """Count a step's drafts.
+
+        Args:
+            plan: the step.
+            drafted: its drafts.
+            now: when its tokens have been recorded.
+        """
         self.total.steps += bool(drafted.of)
         for outcome in drafted.of.values():
             self.total.add(outcome)
@@ -116,12 +128,12 @@ class AdaptiveDrafts(FixedDrafts):
 
     What a step would take with each number of draft tokens is known from measured steps; how many of them would be accepted, from
     those before, of each sequence and of all. Nothing is drafted where that is expected to be the fastest, except now and then
-    a token to see whether it still is. Whatever the estimates say, drafts stop while those of the last minute have cost more than 2%
-    of its time, compared with the same tokens without drafts.
+    a token to see whether it still is; and where drafts pay, a step now and then has none. Whatever the estimates say, drafts stop while
+    those of the last minute have cost more than 2% of its time, compared with the same tokens without drafts.
 
     Args:
         most: the most tokens of a chain.
-        verifying: times of the model's steps.
+        verifying: times of the model's steps, as long as no others are known.
         drafting: times of the drafter's; None if it has no steps.
         unprepared: how many of a sequence's tokens the drafter would have to compute first.
         branches: the most branches of a chain.
@@ -141,13 +153,17 @@ class AdaptiveDrafts(FixedDrafts):
         self._unprepared = unprepared
         self._per_prepared: float | None = None  # seconds of a token
         self._verifying, self._drafting = verifying, drafting
+        self._plain = TimesByRows()  # of steps without drafts
+        self._first: dict[int, list[float]] = {}  # the first ones of each number of sequences
+        self._since: dict[int, int] = {}  # steps with drafts after the last one without
         self._of_all = _Acceptance()
         self._caught = _Acceptance()
         self._of_each: WeakKeyDictionary[Sequence, _Acceptance] = WeakKeyDictionary()
         self._lost = self._spent = 0.0
         self._trying = 0.0  # what tries were expected to lose
         self._deciding = 0.0  # seconds that the last decision took
-        self._skipped = 0  # steps that are not decided on
+        self._skipped = self._unlearned = 0  # steps that are not decided on, or not learned from
+        self._passed = 0.0  # seconds of those that were not learned from
         self._per_draft = 0.0  # seconds of a draft token, without a drafter's own steps
 
     def sizes(self, plan: StepPlan, budget: int) -> dict[int, DraftSize]:
@@ -159,30 +175,40 @@ class AdaptiveDrafts(FixedDrafts):
         begun = time.perf_counter()
         found = self._chosen(plan, budget)
         self._deciding = time.perf_counter() - begun
-        if not found and self._verifying.is_known:
+        if not found and self._verifying.is_known and not self._compares(plan):
             # Deciding takes less than a millisecond, which is not nothing beside a small model's steps.
-            self._skipped = min(_MOST_SKIPPED, int(self._deciding / (_MOST_DECIDING * self._verifying.of(plan.tokens))))
+            self._skipped = min(_MOST_SKIPPED, int(self._deciding / (_MOST_DECIDING * self._without_drafts(plan))))
         return found
+
+    def _compares(self, plan: StepPlan) -> bool:
+        """Whether the step is to have no drafts so that others can be compared with it."""
+        return not plan.has_prompts and self._since.get(len(plan.chunks), _FRESH) >= _FRESH
+
+    def _without_drafts(self, plan: StepPlan) -> float:
+        """Seconds of a step. How long one with prompts would take is known from those that verify as many tokens."""
+        return self._verifying.of(plan.tokens) if plan.has_prompts else self._plain.of(len(plan.chunks))
 
     def _chosen(self, plan: StepPlan, budget: int) -> dict[int, DraftSize]:
         taking = [(i, chunk.sequence) for i, chunk in enumerate(plan.chunks) if takes_drafts(chunk)]
-        if not taking or budget <= 0 or self._lost > _MOST_LOST * self._spent or not self._verifying.is_known:
+        if not taking or budget <= 0 or self._lost > _MOST_LOST * self._spent:
+            return {}
+        if not self._verifying.is_known or self._compares(plan):
             return {}
         shares = [self._share(sequence) for _, sequence in taking]
         most = [min(self._count, most_drafts(sequence), budget) for _, sequence in taking]
         rows = plan.tokens
-        plain = self._verifying.of(rows)
+        plain = self._without_drafts(plan)
         # Tokens per second, with what each row more would have to bring.
         best, chosen, branches = len(taking) / plain, [0] * len(taking), [_NO_BRANCHES] * len(taking)
-        row = max(0.0, self._verifying.of(rows + len(taking)) - plain) / len(taking) / plain
-        for count in range(1, max(most) + 1):
-            lengths = [
-                self._useful(share, min(count, limit), row, len(taking))
-                for share, limit in zip(shares, most, strict=True)
-            ]
-            if sum(lengths) > budget:
+        row = max(0.0, self._verifying.of(rows + len(taking)) - self._verifying.of(rows)) / len(taking) / plain
+        useful = [self._useful(share, limit, row, len(taking)) for share, limit in zip(shares, most, strict=True)]
+        seconds = 0.0
+        for count in range(1, max(useful) + 1):
+            lengths = [min(count, each) for each in useful]
+            if sum(lengths) > budget or count > max(chosen) + _PATIENCE:
                 break
-            tokens, seconds = self._tokens(shares, lengths), self._drafting_seconds(lengths)
+            tokens = self._tokens(shares, lengths)
+            seconds += self._drafting_seconds_of(sum(each >= count for each in useful))
             speed = tokens / (seconds + self._verifying.of(rows + sum(lengths)))
             if speed > _BETTER * best:
                 best, chosen, branches = speed, lengths, [_NO_BRANCHES] * len(taking)
@@ -216,28 +242,65 @@ class AdaptiveDrafts(FixedDrafts):
         """Forget what drafts have cost; what is known of times and acceptance stays."""
         self._lost = self._spent = self._trying = 0.0
 
-    def ran(self, plan: StepPlan, drafted: Drafted) -> None:
+    def ran(self, plan: StepPlan, drafted: Drafted, now: float) -> None:
         """Learn from a step."""
-        super().ran(plan, drafted)
-        total = drafted.drafting + drafted.verifying + drafted.preparing + self._deciding
-        kept = 0.5 ** (total / _REMEMBERED)
-        self._spent, self._lost, self._trying = self._spent * kept + total, self._lost * kept, self._trying * kept
+        total = now - plan.at
+        if self._unlearned > 0 and not drafted.of and not self._compares(plan):
+            self._unlearned -= 1
+            self._passed += total
+            return
+        begun = time.perf_counter()
+        super().ran(plan, drafted, now)
+        self._learn(plan, drafted, total)
+        learning = time.perf_counter() - begun
+        self._spent, self._lost = self._spent + learning, self._lost + learning
+        if not drafted.of and total > 0:
+            # As in deciding: a few microseconds of a small model's step.
+            self._unlearned = min(_MOST_SKIPPED, int(learning / (_MOST_DECIDING * total)))
+
+    def _learn(self, plan: StepPlan, drafted: Drafted, total: float) -> None:
+        kept = 0.5 ** ((total + self._passed) / _REMEMBERED)
+        self._spent = self._spent * kept + total + self._passed
+        self._lost, self._trying, self._passed = self._lost * kept, self._trying * kept, 0.0
         if drafted.prepared:
             each = drafted.preparing / drafted.prepared
             self._per_prepared = each if self._per_prepared is None else (self._per_prepared + each) / 2
         if plan.has_prompts:
             return
         sequences = len(plan.chunks)
-        rows = sequences + sum(each.drafted + each.branched for each in drafted.of.values())
-        seconds = drafted.drafting + drafted.verifying
-        self._verifying.measured(rows, drafted.verifying)
-        if drafted.of:
-            self._learn_drafting(drafted)
-            # The same tokens, a step for each of a sequence's.
-            gained = sum(each.accepted + each.on_branch for each in drafted.of.values()) / sequences
-            lost = seconds - self._verifying.of(sequences) * (1 + gained)
-            self._lost += lost
+        # All of the step but deciding: also what its tokens take in Python.
+        seconds = total - drafted.preparing - self._deciding
         self._lost += self._deciding
+        if not drafted.of:
+            self._learn_plain(sequences, seconds)
+            return
+        rows = sequences + sum(each.drafted + each.branched for each in drafted.of.values())
+        self._verifying.measured(rows, seconds - drafted.drafting)
+        self._learn_drafting(drafted)
+        # The same tokens, a step for each of a sequence's.
+        gained = sum(each.accepted + each.on_branch for each in drafted.of.values()) / sequences
+        self._lost += seconds - self._plain.of(sequences) * (1 + gained)
+        self._since[sequences] += 1
+
+    def _learn_plain(self, sequences: int, seconds: float) -> None:
+        if sequences in self._since:
+            if seconds > _SHORTER * self._plain.of(sequences):
+                self._since[sequences] = (
+                    0  # otherwise what is known is too long, and the next step has no drafts either
+                )
+            # Longer contexts make steps with drafts longer, too.
+            self._verifying.scale(self._plain.measured(sequences, seconds))
+            return
+        first = self._first.setdefault(sequences, [])
+        first.append(seconds)
+        if len(first) < _MEASURED:
+            return
+        seconds = statistics.median(self._first.pop(sequences))
+        if not self._plain.is_known and self._verifying.is_known:
+            # What was measured before is without what the engine does between the model's steps.
+            self._verifying.shift(max(0.0, seconds - self._verifying.of(sequences)))
+        self._plain.measured(sequences, seconds)
+        self._since[sequences] = 0
 
     def _learn_drafting(self, drafted: Drafted) -> None:
         counts = [each.drafted for each in drafted.of.values()]
@@ -301,9 +364,13 @@ class AdaptiveDrafts(FixedDrafts):
         return self._drafting_seconds(lengths) + self._verifying.of(rows + sum(lengths))
 
     def _drafting_seconds(self, lengths: list[int]) -> float:
-        if self._drafting is None:
-            return self._per_draft * sum(lengths)
-        return sum(self._drafting.of(sum(length > i for length in lengths)) for i in range(max(lengths, default=0)))
+        return sum(
+            self._drafting_seconds_of(sum(length > i for length in lengths)) for i in range(max(lengths, default=0))
+        )
+
+    def _drafting_seconds_of(self, sequences: int) -> float:
+        """Of a draft token for each of some sequences."""
+        return self._per_draft * sequences if self._drafting is None else self._drafting.of(sequences)
 
     def _tried(
         self, sequences: list[Sequence], shares: list[float], most: list[int], rows: int, plain: float

@@ -27,16 +27,26 @@ class TimesByRows:
         """Whether anything has been measured."""
         return bool(self._rows)
 
-    def measured(self, rows: int, seconds: float) -> None:
-        """Learn from a step."""
+    def measured(self, rows: int, seconds: float) -> float:
+        """Learn from a step. Returns by which factor it moved the times of other numbers of rows."""
         at = bisect_left(self._rows, rows)
         if at == len(self._rows) or self._rows[at] != rows:
             self._rows.insert(at, rows)
             self._seconds.insert(at, seconds)
-            return
-        ratio = min(seconds / self._seconds[at], _OUTLIER)
-        for i in range(len(self._rows)):
-            self._seconds[i] *= 1 + (_WEIGHT if i == at else _SHARED) * (ratio - 1)
+            return 1.0
+        ratio = min(seconds / self._seconds[at], _OUTLIER) - 1
+        own = self._seconds[at] * (1 + _WEIGHT * ratio)
+        self.scale(1 + _SHARED * ratio)
+        self._seconds[at] = own
+        return 1 + _SHARED * ratio
+
+    def scale(self, factor: float) -> None:
+        """All steps take longer by a factor."""
+        self._seconds = [each * factor for each in self._seconds]
+
+    def shift(self, seconds: float) -> None:
+        """All steps take longer by so much."""
+        self._seconds = [each + seconds for each in self._seconds]
 
     def of(self, rows: int) -> float:
         """Seconds of a step; more rows take no less."""

@@ -60,6 +60,7 @@ class World:
         self.verifying, self.drafting, self.accepted, self.caught = verifying, drafting, accepted, caught
         self.drafts = AdaptiveDrafts(8, times(known or verifying), times(drafting), branches=branches)
         self.draw = random.Random(0)
+        self.overhead = 0.0  # of a step with drafts
         self.lengths: list[int] = []
         self.branched = 0
 
@@ -85,8 +86,9 @@ class World:
                 self.drafting(sum(length > i for length in lengths.values())) for i in range(self.lengths[-1])
             )
             verifying = self.verifying(sequences + sum(size.tokens for size in sizes.values()))
-            self.drafts.ran(plan, Drafted(outcomes, drafting, verifying))
-            seconds += drafting + verifying
+            whole = drafting + verifying + (self.overhead if sizes else 0.0)
+            self.drafts.ran(plan, Drafted(outcomes, drafting), whole)
+            seconds += whole
             tokens += sequences + sum(each.accepted + each.on_branch for each in outcomes.values())
         return tokens / seconds / (sequences / self.verifying(sequences))
 
@@ -182,7 +184,8 @@ def test_what_cannot_be_of_use_is_not_drafted() -> None:
         plan = decodes(1)
         lengths = {plan.chunks[i].sequence: size.chain for i, size in drafts.sizes(plan, 512).items()}
         outcomes = {sequence: DraftOutcome(count, count) for sequence, count in lengths.items()}
-        drafts.ran(plan, Drafted(outcomes, 0.015 * sum(lengths.values()), 0.06))
+        drafting = 0.015 * sum(lengths.values())
+        drafts.ran(plan, Drafted(outcomes, drafting), drafting + 0.06)
     assert drafts.sizes(decodes(1), 512)[0].chain > 3
     assert drafts.sizes(decodes(1, grows_to=7), 512)[0].chain == 2  # of three tokens the last one is chosen after them
     assert drafts.sizes(decodes(1, grows_to=5), 512) == {}
@@ -196,7 +199,11 @@ def test_what_cannot_be_of_use_is_not_drafted() -> None:
 def test_a_drafter_that_must_read_a_long_text_first_is_not_asked_for_few_tokens() -> None:
     drafts = AdaptiveDrafts(8, times(memory_bound), times(a_quarter), unprepared=lambda _: 1000)
     plan = decodes(1)
-    drafts.ran(plan, Drafted({plan.chunks[0].sequence: DraftOutcome(2, 2)}, 0.03, 0.06, prepared=1000, preparing=1.0))
+    for _ in range(3):
+        assert drafts.sizes(plan, 512) == {}  # what a step takes without drafts is to be known first
+        drafts.ran(plan, Drafted({}, 0.0), 0.06)
+    outcomes = {plan.chunks[0].sequence: DraftOutcome(2, 2)}
+    drafts.ran(plan, Drafted(outcomes, 0.03, prepared=1000, preparing=1.0), 1.09)
     assert drafts.sizes(decodes(1, grows_to=12), 512) == {}
     assert drafts.sizes(decodes(1, grows_to=400), 512)
 
@@ -242,3 +249,31 @@ def test_counts() -> None:
     counts.add(DraftOutcome(2, 1, branched=1, caught=False))
     assert (counts.beside, counts.caught) == (2, 1)
     assert counts.since(before).with_those_of(before) == counts
+
+
+def test_what_a_step_takes_without_drafts_is_measured_again_while_drafts_pay() -> None:
+    """The model became twice as fast, its drafts did not: nothing but steps without drafts shows that they do not pay any more."""
+    world = World(lambda rows: 0.1 + 0.001 * rows, lambda n: 0.02, 0.7)
+    world.gain(1, 300)
+    assert sum(world.lengths[-100:]) > 100
+    assert 0 in world.lengths[10:]
+    world.verifying = lambda rows: (0.02 if rows == 1 else 0.1) + 0.001 * rows
+    world.gain(1, 600)
+    assert sum(world.lengths[-100:]) < 10
+
+
+def test_drafts_beside_prompts_need_no_step_without() -> None:
+    drafts = AdaptiveDrafts(8, times(lambda rows: 0.06 + 0.0001 * rows), times(lambda n: 0.001))
+    plan = decodes(2)
+    prompt = decodes(1).chunks[0].sequence
+    mixed = StepPlan([*plan.chunks, Chunk(prompt, 0, 3, is_last=True)])
+    assert set(drafts.sizes(mixed, 512)) == {0, 1}
+    assert drafts.sizes(plan, 512) == {}
+
+
+def test_what_drafts_cost_in_python_counts() -> None:
+    """Steps with drafts take longer than the model's and the drafter's parts together; the step's whole time says so."""
+    world = World(memory_bound, a_quarter, 0.8)
+    world.overhead = 0.2
+    world.gain(1, 200)
+    assert sum(world.lengths[-50:]) <= 5
