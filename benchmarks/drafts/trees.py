@@ -34,7 +34,7 @@ def compare(pair: Pair, prompts: list[list[int]], turns: int, forced: Acceptance
     trees = engine.drafting
     assert trees is not None
     assert engine.drafter is not None
-    chains = drafting_of(replace(engine.config, draft_branches=0), engine.drafter, engine._compute)
+    chains = drafting_of(replace(engine.config, draft_branches=0), engine.drafter, engine.executor)
     draft(engine, None)
     _, alone = turn(engine, prompts, OUTPUT)
     if forced is not None:

@@ -158,7 +158,7 @@ def _engines(target: Target, note: Callable[[Launch], None]) -> None:
                     executor = executor_on_meta(replace(size, layers=1), stored, target, kept, **limits)
                     with noted(note):
                         for kind in executor._kinds():
-                            executor._body(kind)
+                            executor._steps.body(kind)
 
 
 def _launches(target: Target) -> Iterator[Launch]:

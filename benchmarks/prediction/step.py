@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from smelt.runtime.cache_types import BY_NAME
-from smelt.runtime.engine.gpu_executor import StepKind
+from smelt.runtime.gpu.step_kinds import StepKind
 from smelt.runtime.kernels.base.launch import Launch, noted
 from smelt.runtime.kernels.base.precompile import identity
 from smelt.runtime.kernels.base.targets import TARGETS
@@ -143,7 +143,7 @@ def step_of(asked: Asked, changes: Changes | None = None) -> DecodeStep:
             changes=changes,
         )
         with noted(recorder.launches.append), recorder:
-            executor._body(StepKind(sequences, sequences, False, True))
+            executor._steps.body(StepKind(sequences, sequences, False, True))
     store: Any = executor._store
     cache = sum(part.nbytes for i in range(asked.size.layers) for part in store.layer(i).parts())
     return DecodeStep(recorder.launches, Lengths(sequences, context), executor.model.nbytes() + cache)

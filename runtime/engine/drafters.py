@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -32,6 +33,7 @@ from ..speculation.stepwise import StepwiseDrafter
 from ..speculation.times_by_rows import TimesByRows
 from ..weights.checkpoint import Checkpoint
 from .config import LOOKUP, NESTED, EngineConfig
+from .executor import Executor
 from .host_blocks import HostBlocks
 from .loading import load_model, load_operators, on_device_of
 
@@ -321,37 +323,35 @@ class DraftModel:
         )
 
 
-def drafting_of(config: EngineConfig, drafter: Drafter, compute: Callable[[list[Run]], Tensor]) -> FixedDrafts:
+def drafting_of(config: EngineConfig, drafter: Drafter, executor: Executor) -> FixedDrafts:
     """How many tokens a drafter proposes.
 
     Args:
         config: of the engine.
         drafter: the drafter.
-        compute: a step of the verifier, which is measured if the number adapts; its cache holds nothing yet.
+        executor: whose steps are measured if the number adapts; its cache holds nothing yet.
     """
     if isinstance(config.draft_tokens, int):
         return FixedDrafts(config.draft_tokens, config.draft_branches, drafter.longest_branch)
     looks_up = isinstance(drafter, LookupDrafter)
     drafting = None
     if isinstance(drafter, StepwiseDrafter):
-        drafting = _measured(drafter.compute, config.max_sequences)
-    verifying = _measured(compute, max(_ROWS))
+        drafting = _measured(partial(executor.timed, drafts=True), config.max_sequences)
+    verifying = _measured(partial(executor.timed, drafts=False), config.token_budget)
     branches, longest = config.draft_branches, drafter.longest_branch
     return AdaptiveDrafts(_MOST[looks_up], verifying, drafting, drafter.unprepared, branches, longest)
 
 
-@torch.inference_mode()
-def _measured(compute: Callable[[list[Run]], Tensor], most: int) -> TimesByRows:
-    """Times of a model's steps, by rows; what they write into the cache's first block is of no use."""
+def _measured(compute: Callable[[int], Tensor], most: int) -> TimesByRows:
+    """Times of a model's steps, by rows."""
     times, begun = TimesByRows(), time.perf_counter()
     for rows in _ROWS:
         if rows > most or (rows > 2 and time.perf_counter() - begun > _MEASURING_SECONDS):
             break
-        runs = [Run([0], 1, [0, 0], 2, 1)] * rows
         took = []
         for _ in range(3 if times.is_known else 5):  # the first ones are slow
             started = time.perf_counter()
-            compute(runs).cpu()
+            compute(rows).cpu()
             took.append(time.perf_counter() - started)
         times.measured(rows, statistics.median(took))
     return times

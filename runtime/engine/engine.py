@@ -19,7 +19,6 @@ from ...system.errors import RuntimeProblem, nearest_name
 from ...system.progress import Log
 from ..blocks.block_cache import BlockCache
 from ..blocks.host_tier import HostTier
-from ..decoder.batch import Run
 from ..decoder.model import Model
 from ..decoder.prompt_states import prompt_states
 from ..parallel.stages import RankPlace
@@ -51,7 +50,7 @@ from .new_requests import NewRequests, Prompt
 from .scoring import grouped
 from .share import EngineShare
 from .worker import work_unless_first
-from .workers import StatesMessage, StepMessage, Workers
+from .workers import StatesMessage, Workers
 
 Sink = Callable[[RequestOutput], object]
 
@@ -112,9 +111,10 @@ class Engine:
         self.ends = frozenset(directory.end_tokens(share.opened.config))
         self._draft_model = share.draft_model
         self.drafter = self._drafter()
-        self.drafting = None if self.drafter is None else drafting_of(config, self.drafter, self._compute)
         self._schedule()
         self.executor = self._executor()
+        self.drafting = None if self.drafter is None else drafting_of(config, self.drafter, self.executor)
+        self.scheduler.drafting = self.drafting
         self.on_step: Callable[[StepPlan], object] | None = None
         self._handle: tuple[StepPlan, StepHandle] | None = None
         self._awaited: set[str] = set()  # requests whose tokens are needed before the next step is scheduled
@@ -145,7 +145,6 @@ class Engine:
             policy=POLICIES[config.scheduling](),
             admission=PeakAdmission(self.cache) if config.admission == "predicted" else None,
             swapping=swapping,
-            drafting=self.drafting,
         )
 
     def _drafter(self) -> Drafter | None:
@@ -160,13 +159,6 @@ class Engine:
                 host=self._host,
             )
         return LookupDrafter() if self.config.drafter == LOOKUP else None
-
-    def _compute(self, runs: list[Run]) -> Tensor:
-        """A step of the model alone, on all ranks."""
-        if self._workers is not None:
-            self._workers.compute(StepMessage(StepPlan([]), runs))
-        with self._device:
-            return self.model(self.model.batch(runs, self._store.block_size), self._store)
 
     def _executor(self) -> Executor:
         """The executor that the model's operators require."""

@@ -94,3 +94,15 @@ class Executor(Protocol):
     def runs_ahead(self, request: Request) -> bool:
         """Whether steps with this request may start before earlier ones have returned their tokens."""
         ...
+
+    def timed(self, tokens: int, *, drafts: bool) -> Tensor:
+        """Compute a step before there is any sequence, to be timed; what it writes into the cache's first block is of no use.
+
+        Args:
+            tokens: how many.
+            drafts: whether it is one of the drafter's, of a token for each sequence; otherwise it is of a token and a draft for some.
+
+        Returns:
+            Something that is there when the step is done.
+        """
+        ...

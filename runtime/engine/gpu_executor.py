@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +16,13 @@ from ...system.progress import Log
 from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
+from ..gpu import step_kinds
 from ..gpu.cache import GpuKeysValues
-from ..gpu.gpu_step import GpuStep
 from ..gpu.layers import GpuLayers
+from ..gpu.sampled_steps import SampledSteps, StepOutputs
+from ..gpu.step_kinds import StepKind, bucket, buckets
 from ..gpu.step_tables import Room, SequenceTokens, TableLayout
-from ..kernels.base.precompile import precompile_work
 from ..kernels.base.targets import target_of
-from ..kernels.rows.rotate_and_store import RotaryTables
 from ..kernels.rows.sample_tokens import SamplingState, choices, sample_tokens
 from ..requests.noise import PhiloxNoise
 from ..requests.params import SamplingParams
@@ -32,6 +32,7 @@ from ..scheduling.plan import Chunk, StepPlan
 from ..speculation.counts import DraftOutcome
 from ..speculation.drafter import Drafter, Drafts
 from ..speculation.length import Drafted
+from ..speculation.model_drafter import ModelDrafter
 from ..speculation.verification import VerifiedChain
 from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
 from .host_blocks import HostBlocks
@@ -39,34 +40,10 @@ from .torch_executor import TorchExecutor
 
 _EDITS = 64  # of logits, per request on the device
 _ALWAYS = 2**31 - 1
-_FEW = (1, 2, 4, 8)
-# Tokens of a step that is captured only once, with the largest number of sequences, some with one token: the wasted work
-# is small compared to a long step's products.
-_LONG = 512
 # Tokens of a step in which drafts are verified, one of those that steps are padded to. Each has a row of logits, so in longer ones, with
 # prompts, lm_head would compute many that nobody wants, or more kinds of steps were needed.
 _VERIFIED = 288
-
-
-class StepKind(NamedTuple):
-    """The shape of a step; steps of one kind share a captured graph.
-
-    Attributes:
-        tokens, sequences: the capacity.
-        prompts, singles: whether some sequences have several tokens, and whether some have one.
-        drafts: after how many tokens one is sampled, if some of them are drafts; 0 for one for each sequence.
-    """
-
-    tokens: int
-    sequences: int
-    prompts: bool
-    singles: bool
-    drafts: int = 0
-
-    @property
-    def wanted(self) -> int:
-        """After how many tokens one is sampled."""
-        return self.drafts or self.sequences
+_OF_DRAFT = 4  # tokens of a sequence in a step that is timed
 
 
 class GpuExecutor(TorchExecutor):
@@ -96,10 +73,10 @@ class GpuExecutor(TorchExecutor):
         super().__init__(model, store, ends, seed, host, drafter=drafter, upper=upper)
         assert isinstance(store, GpuKeysValues)
         assert isinstance(model.stack, GpuLayers)
-        self._decoder, self._cache, self._layers = model, store, model.stack
+        self._cache = store
         self._place = model.device
         blocks = -(-max_length // store.block_size)
-        of_tile = self._layers.tokens_of_tile(store)
+        of_tile = model.stack.tokens_of_tile(store)
         tokens = max(token_budget, max_sequences)
         drafted = max((size for size in buckets(tokens) if size <= _VERIFIED), default=0) if drafter else 0
         room = Room(tokens, max_sequences, blocks, of_tile, drafted)
@@ -108,18 +85,20 @@ class GpuExecutor(TorchExecutor):
         self._slots: dict[Sequence, int] = {}
         self._free = list(range(max_sequences - 1, -1, -1))
         self._blocks: dict[int, list[int]] = {}
-        self._rotary = _RotaryBuffers(model, room.tokens, max_length)
-        self._graphs: dict[StepKind, tuple[torch.cuda.CUDAGraph, _StepOutputs]] = {}
-        rules = [rule for layer in store.rules or () for rule in layer]
-        self._captures = graphs and self._place.type == "cuda" and self._layers.captures
-        self._captures = self._captures and not any(rule.waits for rule in rules)
-        self._captures = self._captures and not any(one.waits for one in model.linears().values())
-        self._pool: Any = None
-        self._stream = torch.cuda.Stream(self._place) if self._captures else None
         self._current = torch.cuda.device(self._place) if self._place.type == "cuda" else nullcontext()
         self._stale: set[int] = set()  # slots whose blocks on the device are outdated
         self._sees_stores = target_of(self._place).splits
         self._logits = torch.empty(room.wanted, model.spec.vocabulary, dtype=torch.float32, device=self._place)
+        self._longest, self._captures = max_length, graphs
+        self._steps = self._steps_of(model, store)
+        self._drafter_steps: SampledSteps | None = None
+        if isinstance(drafter, ModelDrafter) and _same_kind(drafter.model, model):
+            self._drafter_steps = self._steps_of(drafter.model, drafter.store)
+
+    def _steps_of(self, model: Model, store: KeysValues) -> SampledSteps:
+        assert isinstance(store, GpuKeysValues)
+        options: dict[str, Any] = {"longest": self._longest, "graphs": self._captures}
+        return SampledSteps(model, store, self._layout, self._choices, self._logits, self._device, **options)
 
     def runs_ahead(self, request: Request) -> bool:
         """Whether all its tokens can be sampled on the device, and none of them is needed to draft the next ones."""
@@ -159,7 +138,7 @@ class GpuExecutor(TorchExecutor):
             if self._drafter is None:
                 return self._start(plan, [()] * len(plan.chunks))
             begun = time.perf_counter()
-            proposed = self._drafter.propose(plan)
+            proposed = self._proposed(plan, self._drafter)
             drafted = time.perf_counter()
             drafts = [_chain_of(proposed, chunk) for chunk in plan.chunks]
             if sum(chunk.count for chunk in plan.chunks) + sum(map(len, drafts)) > self._layout.room.drafted:
@@ -169,19 +148,53 @@ class GpuExecutor(TorchExecutor):
             result.drafted = Drafted(verified, drafting, proposed.prepared, proposed.preparing)
             return CompletedStep(result)
 
+    def _proposed(self, plan: StepPlan, drafter: Drafter) -> Drafts:
+        """Drafts, of a model's own steps on the device where that is possible."""
+        if self._drafter_steps is None or not isinstance(drafter, ModelDrafter):
+            return drafter.propose(plan)
+        chunks = {chunk.sequence: chunk for chunk in plan.chunks}
+        return drafter.propose(plan, lambda lengths: self._chains(chunks, lengths))
+
+    def _chains(
+        self, chunks: Mapping[Sequence, Chunk], lengths: Mapping[Sequence, int]
+    ) -> dict[Sequence, tuple[list[int], int]]:
+        """What the drafter's steps sample, each from the one before it, and how many of that are of use; the host waits once.
+
+        Args:
+            chunks: the verification's, of all sequences.
+            lengths: how many tokens each is to have.
+        """
+        assert self._drafter_steps is not None
+        sent: list[tuple[list[Sequence], Tensor, Tensor]] = []
+        for i in range(max(lengths.values(), default=0)):
+            mine = [sequence for sequence, length in lengths.items() if length > i]
+            parts = [self._part_of_draft(chunks[sequence], i) for sequence in mine]
+            kind = StepKind.of_singles(bucket(len(mine), self._layout.room.sequences))
+            found = self._drafter_steps.start(kind, parts, [each.request.grows_to for each in mine])
+            sent.append((mine, _host(found.chosen), _host(found.scores[1])))
+        if self._place.type == "cuda":
+            last = torch.cuda.Event()
+            last.record()
+            last.synchronize()
+        chains: dict[Sequence, tuple[list[int], int]] = {sequence: ([], 0) for sequence in lengths}
+        for i, (mine, chosen, sound) in enumerate(sent):
+            for sequence, token, is_sound in zip(mine, chosen.tolist(), sound.tolist(), strict=False):
+                tokens, of_use = chains[sequence]
+                chains[sequence] = [*tokens, token], of_use + int(bool(is_sound) and of_use == i)
+        return chains
+
+    def _part_of_draft(self, chunk: Chunk, place: int) -> SequenceTokens:
+        """The last token of a sequence, or one of its draft's."""
+        part = self._part(chunk, ())
+        return replace(part, start=chunk.start + place, count=1, chooses=True)
+
     def _start(self, plan: StepPlan, drafts: SequenceOf[SequenceOf[int]]) -> _LaunchedStep:
         """Start a step whose tokens are sampled on the device."""
         parts = [self._part(chunk, draft) for chunk, draft in zip(plan.chunks, drafts, strict=True)]
-        self._layout.fill(parts, self._cache.block_size)
-        if self._rotary.by_length:
-            positions = torch.tensor([p for part in parts for p in range(part.start, part.stop)])
-            grows = [(p.count, c.sequence.request.grows_to) for p, c in zip(parts, plan.chunks, strict=True)]
-            self._rotary.fill(positions, grows)
         counts = [part.count for part in parts]
         kind = self._kind(sum(counts), counts, drafts=any(drafts))
-        with self._device:
-            found = self._run(kind)
-        return _LaunchedStep(plan, drafts, found.sent(plan, drafts))
+        found = self._steps.start(kind, parts, [chunk.sequence.request.grows_to for chunk in plan.chunks])
+        return _LaunchedStep(plan, drafts, _Sent.of(found, plan, drafts))
 
     def warm_up(self, log: Log) -> None:
         """Compile the kernels and capture the graphs.
@@ -189,96 +202,58 @@ class GpuExecutor(TorchExecutor):
         Args:
             log: gets messages for the user.
         """
-        begun = time.monotonic()
-        kinds = self._kinds()
         with self._current, torch.inference_mode():
-            self._layout.fill([], self._cache.block_size)
-            if self._place.type == "cuda":
-                with self._device:
-                    precompile_work([partial(self._body, kind) for kind in kinds], log)
-            for i, kind in enumerate(kinds):
-                with self._device:
-                    self._body(kind)
-                    if self._captures:
-                        self._capture(kind)
-                if i % 5 == 4 or i + 1 == len(kinds):
-                    what = "captured" if self._captures else "compiled"
-                    log(f"{what} {i + 1} of {len(kinds)} kinds of steps, {time.monotonic() - begun:.0f} s")
+            self._steps.warm_up(self._kinds(), log)
+            if self._drafter_steps is not None:
+                self._drafter_steps.warm_up(self._single_kinds(), lambda text: log(f"the drafter: {text}"))
+
+    @torch.inference_mode()
+    def timed(self, tokens: int, *, drafts: bool) -> Tensor:
+        """As the steps are that will run: in graphs, where there are any."""
+        if drafts and self._drafter_steps is None:
+            return super().timed(tokens, drafts=drafts)
+        # Before there is any sequence, each place is free.
+        if drafts or tokens == 1:
+            counts = [1] * tokens
+        else:
+            sequences = min(self._layout.room.sequences, max(1, tokens // _OF_DRAFT))
+            counts = [min(self._longest, tokens // sequences + (i < tokens % sequences)) for i in range(sequences)]
+        blocks = [0] * self._layout.room.blocks
+        parts = [SequenceTokens(0, n, blocks, i, True, True, [0] * (n - 1)) for i, n in enumerate(counts)]
+        kind = self._kind(sum(counts), counts, drafts=max(counts) > 1)
+        steps = self._drafter_steps if drafts and self._drafter_steps is not None else self._steps
+        with self._current:
+            return steps.start(kind, parts, counts).chosen
 
     def _kinds(self) -> list[StepKind]:
         """The kinds of steps to capture, the largest first."""
         room = self._layout.room
-        singles = [StepKind(count, count, False, True) for count in buckets(room.sequences)]
         prompts = [
             StepKind(tokens, sequences, True, too)
             for tokens in buckets(room.tokens)
             if tokens > 1
-            for sequences in {room.sequences if tokens > _LONG else min(_FEW[-1], room.sequences), room.sequences}
-            for too in ((False,) if sequences == 1 else (True,) if tokens > _LONG else (False, True))
+            for sequences in {
+                room.sequences if tokens > step_kinds.LONG else min(step_kinds.FEW[-1], room.sequences),
+                room.sequences,
+            }
+            for too in ((False,) if sequences == 1 else (True,) if tokens > step_kinds.LONG else (False, True))
         ]
         drafts = [kind._replace(drafts=kind.tokens) for kind in prompts if kind.tokens <= room.drafted]
-        return sorted([*singles, *prompts, *drafts], reverse=True)
+        return sorted([*self._single_kinds(), *prompts, *drafts], reverse=True)
+
+    def _single_kinds(self) -> list[StepKind]:
+        return [StepKind.of_singles(count) for count in reversed(buckets(self._layout.room.sequences))]
 
     def _kind(self, tokens: int, counts: list[int], *, drafts: bool = False) -> StepKind:
         """A step's kind: the smallest captured one that fits. With ``drafts`` one is sampled after each token."""
         room, sequences = self._layout.room, len(counts)
         if max(counts) == 1:
-            sequences = _bucket(sequences, room.sequences)
-            return StepKind(sequences, sequences, False, True)
-        tokens, few = _bucket(tokens, room.tokens), min(_FEW[-1], room.sequences)
-        if tokens > _LONG:
+            return StepKind.of_singles(bucket(sequences, room.sequences))
+        tokens, few = bucket(tokens, room.tokens), min(step_kinds.FEW[-1], room.sequences)
+        if tokens > step_kinds.LONG:
             return StepKind(tokens, room.sequences, True, room.sequences > 1)
         most = few if sequences <= few else room.sequences
         return StepKind(tokens, most, True, min(counts) == 1, tokens if drafts else 0)
-
-    def _run(self, kind: StepKind) -> _StepOutputs:
-        kept = self._graphs.get(kind)
-        if kept is None:
-            return self._body(kind)
-        kept[0].replay()
-        return kept[1]
-
-    def _capture(self, kind: StepKind) -> None:
-        torch.cuda.synchronize(self._place)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            found = self._body(kind)
-        self._pool = self._pool or graph.pool()
-        self._graphs[kind] = (graph, found)
-
-    def _body(self, kind: StepKind) -> _StepOutputs:
-        """The whole step, from the device's lists to the sampled tokens, without synchronization."""
-        layout, model = self._layout, self._decoder
-        tokens, sequences = kind.tokens, kind.sequences
-        positions, owners = layout.part("positions", tokens), layout.part("owners", tokens)
-        history = self._choices.history
-        ids = history[owners, positions]
-        if kind.drafts:
-            drafts = layout.part("drafts", tokens)
-            ids = torch.where(drafts < 0, ids, drafts)
-            # What is chosen after a draft token depends on it, too; where another one is chosen, that replaces it.
-            history.index_put_((owners, positions), ids)
-        work = layout.part("work") if kind.prompts else None
-        if work is not None:
-            work = work[: tokens // layout.room.tokens_of_tile + sequences]
-        step = GpuStep(
-            layout.part("slots", tokens),
-            layout.runs(sequences),
-            work,
-            kind.singles,
-            self._rotary.of(positions),
-        )
-        hidden = model.embed(ids, positions)
-        if model.aux is not None:
-            model.aux.begin(hidden)
-        hidden = self._layers.run(hidden, step, self._cache, model.aux)
-        if model.aux is not None:
-            model.aux.finish(len(model.layers), hidden, step.slots)
-        # Shared by all graphs.
-        wanted, choosers, lengths = (layout.part(name, kind.wanted) for name in ("wanted", "choosers", "lengths"))
-        logits = model.head(hidden.index_select(0, wanted), self._logits[: kind.wanted])
-        chosen, logprobs, sound = sample_tokens(logits, choosers, lengths, self._choices)
-        return _StepOutputs(logits, torch.stack([logprobs, sound.float()]), chosen)
 
     def _release(self) -> None:
         """Free the slots of sequences that ended or were preempted."""
@@ -375,20 +350,24 @@ class GpuExecutor(TorchExecutor):
 
 
 @dataclass(frozen=True)
-class _StepOutputs:
-    """A step's outputs on the device.
+class _Sent:
+    """A step's outputs on their way to the host.
 
     Attributes:
-        logits: ``[wanted, vocabulary]``.
-        scores: float32 ``[2, wanted]``: the tokens' log probabilities, and whether logits were finite.
-        chosen: int32, the tokens themselves.
+        scores, chosen: as in :class:`StepOutputs`.
+        wanting: of rows whose most likely tokens are asked for: where they are in ``best``, and how many.
+        best: the most likely tokens' log probabilities, and these tokens; None if nobody asks for them.
+        event: after which all have come; None if they have.
     """
 
-    logits: Tensor
     scores: Tensor
     chosen: Tensor
+    wanting: dict[int, tuple[int, int]]
+    best: tuple[Tensor, Tensor] | None
+    event: torch.cuda.Event | None
 
-    def sent(self, plan: StepPlan, drafts: SequenceOf[SequenceOf[int]]) -> _Sent:
+    @classmethod
+    def of(cls, found: StepOutputs, plan: StepPlan, drafts: SequenceOf[SequenceOf[int]]) -> _Sent:
         """Start the copy to the host."""
         asked: dict[int, int] = {}
         row = 0
@@ -399,29 +378,17 @@ class _StepOutputs:
                 asked |= dict.fromkeys(rows, count)
         best, wanting = None, {row: (row, count) for row, count in asked.items()}
         if asked:
-            logits = self.logits[:row]
+            logits = found.logits[:row]
             if any(drafts):  # many rows, and no next step is being prepared that a copy to the device would hold up
                 logits = logits[torch.tensor(list(asked), device=logits.device)]
                 wanting = {row: (place, count) for place, (row, count) in enumerate(asked.items())}
             values, tokens = logits.log_softmax(-1).topk(max(1, *asked.values()))
             best = (_host(values), _host(tokens))
-        sent = _Sent(_host(self.scores), _host(self.chosen), wanting, best, None)
-        if self.scores.device.type != "cuda":
-            return sent
-        event = torch.cuda.Event()
-        event.record()
-        return _Sent(sent.scores, sent.chosen, wanting, best, event)
-
-
-@dataclass(frozen=True)
-class _Sent:
-    scores: Tensor
-    chosen: Tensor
-    wanting: dict[
-        int, tuple[int, int]
-    ]  # of rows whose most likely tokens are asked for: where they are in `best`, and how many
-    best: tuple[Tensor, Tensor] | None
-    event: torch.cuda.Event | None
+        scores, chosen, event = _host(found.scores), _host(found.chosen), None
+        if found.scores.device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record()
+        return cls(scores, chosen, wanting, best, event)
 
 
 def _host(tensor: Tensor) -> Tensor:
@@ -481,66 +448,14 @@ class _LaunchedStep:
         return top
 
 
+def _same_kind(drafter: Model, model: Model) -> bool:
+    """Whether a drafter's steps can choose tokens where the model's do."""
+    return isinstance(drafter.stack, GpuLayers) and drafter.spec.vocabulary == model.spec.vocabulary
+
+
 def _chain_of(proposed: Drafts, chunk: Chunk) -> list[int]:
     tree = proposed.of.get(chunk.sequence)
     return [] if tree is None else tree.chain
-
-
-class _RotaryBuffers:
-    """RoPE cosines and sines for steps: tables of all positions, or per step where frequencies depend on the length."""
-
-    def __init__(self, model: Model, tokens: int, longest: int) -> None:
-        self._rotations = model.rotations
-        self.by_length = model.rotations.by_length
-        self._tables: dict[str, tuple[Tensor, Tensor]] = {}
-        with model.device:
-            if not self.by_length:
-                self._tables = {name: _flat(table) for name, table in model.rotations.tables(longest).items()}
-                return
-            probe = model.rotations.of(torch.zeros(1, dtype=torch.int64), [(1, 1)])
-            for name, (cosine, _) in probe.items():
-                shape = (tokens, cosine.shape[-1])
-                self._tables[name] = (torch.zeros(shape, dtype=model.dtype), torch.zeros(shape, dtype=model.dtype))
-            self._each = torch.arange(tokens, dtype=torch.int32)
-
-    def fill(self, positions: Tensor, lengths: list[tuple[int, int]]) -> None:
-        """Send a step's values, computed on the host from its positions."""
-        for name, table in self._rotations.of(positions, lengths).items():
-            for kept, new in zip(self._tables[name], _flat(table), strict=True):
-                kept[: len(new)].copy_(new.pin_memory() if kept.device.type == "cuda" else new, non_blocking=True)
-
-    def of(self, positions: Tensor) -> dict[str, RotaryTables]:
-        """A step's values."""
-        rows = self._each[: len(positions)] if self.by_length else positions
-        return {name: RotaryTables(cosine, sine, rows) for name, (cosine, sine) in self._tables.items()}
-
-
-def _flat(table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return table[0].flatten(1).contiguous(), table[1].flatten(1).contiguous()
-
-
-def buckets(most: int) -> list[int]:
-    """The sizes to which steps are padded, and ``most``: 1, 2, 4, 8, 16, 32, then by 32 to 128, by half to 512, then by an eighth.
-
-    Padding is wasted work. Few tokens cost little more than reading the weights; beyond 512 each costs its
-    products, so sizes are closer together, at multiples of 64.
-    """
-    found = [size for size in _FEW if size < most]
-    size = 16
-    while size < most:
-        found.append(size)
-        if size < 128:
-            size += min(size, 32)
-        elif size < 512:
-            size = min(size + size // 2, 512)
-        else:
-            size = -(-(size + size // 8) // 64) * 64
-    return [*found, most]
-
-
-def _bucket(count: int, most: int) -> int:
-    """The next of :func:`buckets`."""
-    return next(size for size in buckets(most) if size >= count)
 
 
 def _is_changed(params: SamplingParams) -> bool:

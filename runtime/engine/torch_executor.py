@@ -22,6 +22,7 @@ from ..scheduling.plan import Chunk, StepPlan
 from ..speculation.counts import DraftOutcome
 from ..speculation.drafter import Drafter, Drafts
 from ..speculation.length import Drafted
+from ..speculation.stepwise import StepwiseDrafter
 from ..speculation.tree import TokenTree, TreeRuns
 from ..speculation.verification import verify
 from .beam import continuations
@@ -88,6 +89,18 @@ class TorchExecutor:
     def runs_ahead(self, request: Request) -> bool:
         """Never."""
         return False
+
+    @torch.inference_mode()
+    def timed(self, tokens: int, *, drafts: bool) -> Tensor:
+        """Each token is one of a sequence."""
+        runs = [Run([0], 1, [0, 0], 2, 1)] * tokens
+        if drafts:
+            assert isinstance(self._drafter, StepwiseDrafter)
+            return self._drafter.compute(runs)
+        if self._workers is not None:
+            self._workers.compute(StepMessage(StepPlan([]), runs))
+        with self._device:
+            return self.model(self._lay_out(runs, self._store.block_size), self._store)
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> StepResult:

@@ -52,6 +52,10 @@ class GrowingDraft:
         return TokenTree(self.chain, [DraftBranch(after, [token]) for _, after, token in likely])
 
 
+# From how long the draft of each sequence is to be to what was computed for it, and how many of these tokens, the first ones, are of use.
+Chains = Callable[[dict[Sequence, int]], dict[Sequence, tuple[list[int], int]]]
+
+
 class StepwiseDrafter(ABC):
     """What computes the logits of a draft's next token from those before it, and chooses as the verifier will.
 
@@ -105,8 +109,13 @@ class StepwiseDrafter(ABC):
         """Logits of the next token of each, in float32 on the host."""
 
     @torch.inference_mode()
-    def propose(self, plan: StepPlan) -> Drafts:
-        """Drafts of all sequences, a token of each at a time."""
+    def propose(self, plan: StepPlan, chains: Chains | None = None) -> Drafts:
+        """Drafts of all sequences, a token of each at a time.
+
+        Args:
+            plan: the step that verifies them.
+            chains: computes them elsewhere, without branches and constraints; None to choose each token here.
+        """
         self._cache.begin(plan)
         growing = {
             chunk.sequence: GrowingDraft(
@@ -118,6 +127,19 @@ class StepwiseDrafter(ABC):
         begun = time.perf_counter()
         prepared = self._prepare(list(growing))
         preparing = time.perf_counter() - begun
+        if chains is None:
+            self._grow(growing)
+            for sequence, draft in growing.items():
+                self._cache.drafted(sequence, draft.chain)
+        else:
+            found = chains({sequence: draft.longest for sequence, draft in growing.items()})
+            for sequence, (tokens, of_use) in found.items():
+                self._cache.drafted(sequence, tokens)
+                ends = (i + 1 for i, token in enumerate(tokens) if self._is_over(sequence, token))
+                growing[sequence].chain = tokens[: min(of_use, next(ends, of_use))]
+        return Drafts({sequence: draft.tree() for sequence, draft in growing.items()}, prepared, preparing)
+
+    def _grow(self, growing: dict[Sequence, GrowingDraft]) -> None:
         with ExitStack() as stack:
             for sequence in growing:
                 stack.enter_context(trying(sequence))
@@ -134,9 +156,6 @@ class StepwiseDrafter(ABC):
                         sequence.matcher.accept(token)
                     if self._is_over(sequence, token) or len(draft.chain) == draft.longest:
                         del left[sequence]
-        for sequence, draft in growing.items():
-            self._cache.drafted(sequence, draft.chain)
-        return Drafts({sequence: draft.tree() for sequence, draft in growing.items()}, prepared, preparing)
 
     def replaced(self, sequence: Sequence, block: int, by: int) -> None:
         """As the cache has it."""

@@ -33,7 +33,7 @@ MockDriver().install()
 from benchmarks.gpu.meta_model import executor_on_meta, meta_stands_for, tiles_are_of
 from benchmarks.gpu.random_checkpoints import TINY, write
 from smelt.runtime import Engine
-from smelt.runtime.engine import gpu_executor
+from smelt.runtime.gpu import sampled_steps
 from smelt.runtime.kernels.base.launch import noted
 from smelt.runtime.kernels.base.precompile import identity
 from smelt.runtime.kernels.base.targets import TARGETS
@@ -50,7 +50,7 @@ def compiled(works, log):
         for work in works:
             work()
 
-gpu_executor.precompile_work = compiled
+sampled_steps.precompile_work = compiled
 with tempfile.TemporaryDirectory() as folder, mock_device():
     path = write(Path(folder), TINY, "w4a16", torch.device("cpu"))
     Engine(path, device="cuda", dtype="bfloat16", kv_dtype="int4", quiet=True, **limits)
@@ -60,7 +60,7 @@ with tiles_are_of(device), meta_stands_for(target), set_apart(), torch.inference
     executor = executor_on_meta(TINY, "w4a16", target, torch.int4, **limits)
     with noted(lambda launch: meta.add(name(launch))):
         for kind in executor._kinds():
-            executor._body(kind)
+            executor._steps.body(kind)
 assert len(engine) > 20, len(engine)
 assert engine == meta, engine ^ meta
 """

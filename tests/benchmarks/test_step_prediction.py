@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime.engine import loading
-from smelt.runtime.engine.gpu_executor import GpuExecutor, StepKind
+from smelt.runtime.engine.gpu_executor import GpuExecutor
 from smelt.runtime.gpu import GpuOperators
+from smelt.runtime.gpu.step_kinds import StepKind
 from smelt.runtime.kernels.base.launch import Launch, noted
 from smelt.runtime.kernels.base.workspace import set_apart
 
@@ -164,7 +165,7 @@ def test_the_launches_are_those_of_a_checkpoint(stored: str, tmp_path: Path, mon
         options: dict[str, Any] = {"max_sequences": 2, "token_budget": 2, "max_length": 64, "graphs": False}
         executor = GpuExecutor(model, store, frozenset(), 0, **options)
         with noted(launched.append):
-            executor._body(StepKind(2, 2, False, True))
+            executor._steps.body(StepKind(2, 2, False, True))
     predicted = [one for one in step_of(Asked(size, stored, 2, 64)).launches if isinstance(one, Launch)]
 
     def facts(launch: Launch) -> tuple[Any, ...]:

@@ -37,5 +37,7 @@ os.kill(os.getpid(), signal.{signal})
 )
 def test_one_sentence_says_why_a_process_ends(signal: str, command: str, says: str) -> None:
     script = FAILS_AND_IS_TERMINATED.format(signal=signal, command=command)
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    # A shell's background jobs ignore SIGINT, and so would a process of theirs.
+    with_sigint = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + script
+    ended = subprocess.run([sys.executable, "-c", with_sigint], capture_output=True, text=True, check=False)
     assert (ended.stderr.splitlines(), ended.returncode) == ([says], 130)

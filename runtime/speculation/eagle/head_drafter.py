@@ -12,7 +12,7 @@ from ...requests.sequence import Sequence
 from ...scheduling.plan import StepPlan
 from ..caches import OwnCache
 from ..drafter import Drafts
-from ..stepwise import StepwiseDrafter
+from ..stepwise import Chains, StepwiseDrafter
 from .draft_head import DraftHead
 from .features import Features
 
@@ -67,12 +67,12 @@ class HeadDrafter(StepwiseDrafter):
         """A step of the head from the model's features; returns the wanted rows of logits."""
         return self._computed(runs, None)[0]
 
-    def propose(self, plan: StepPlan) -> Drafts:
+    def propose(self, plan: StepPlan, chains: Chains | None = None) -> Drafts:
         """Drafts of all sequences, a token of each at a time."""
         for source, target in plan.copies:
             self.features.copy(source, target, self.features.block_size)
         self._states.clear()
-        return super().propose(plan)
+        return super().propose(plan, chains)
 
     def replaced(self, sequence: Sequence, block: int, by: int) -> None:
         """The new block has the features of the last token and what follows; those before it are copied."""

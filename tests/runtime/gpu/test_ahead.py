@@ -10,9 +10,10 @@ import pytest
 import torch
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.engine import gpu_executor, loading
-from smelt.runtime.engine.gpu_executor import GpuExecutor, StepKind
-from smelt.runtime.gpu import GpuOperators
+from smelt.runtime.engine import loading
+from smelt.runtime.engine.gpu_executor import GpuExecutor
+from smelt.runtime.gpu import GpuOperators, step_kinds
+from smelt.runtime.gpu.step_kinds import StepKind
 from smelt.runtime.kernels.base.launch import Launch, may_overlap, noted, overlapping
 from smelt.runtime.measure import counting
 from smelt.runtime.measure.counting import count, count_decode
@@ -199,7 +200,7 @@ def test_every_step_has_been_captured(most: int, both: Callable[..., tuple[Engin
 def test_a_long_step_is_computed_as_if_all_sequences_were_in_it(
     both: Callable[..., tuple[Engine, Engine]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_executor, "_LONG", 8)
+    monkeypatch.setattr(step_kinds, "LONG", 8)
     plain, ahead = both()
     expected, found = (engine.generate(PROMPTS, _greedy()) for engine in (plain, ahead))
     assert [o.completions[0].tokens for o in found] == [o.completions[0].tokens for o in expected]
@@ -213,7 +214,7 @@ def test_a_step_asks_the_host_for_nothing(both: Callable[..., tuple[Engine, Engi
         executor = ahead.executor
         assert isinstance(executor, GpuExecutor)
         for kind in (StepKind(4, 4, False, True), StepKind(24, 4, True, True), StepKind(24, 4, True, False)):
-            found = count(lambda executor=executor, kind=kind: executor._body(kind))
+            found = count(lambda executor=executor, kind=kind: executor._steps.body(kind))
             assert found.kinds["logit_statistics"] == found.kinds["choose_tokens"] == 1
 
 

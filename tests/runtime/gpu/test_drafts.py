@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.engine import gpu_executor, loading
+from smelt.runtime.engine import drafters, gpu_executor, loading
 from smelt.runtime.engine.gpu_executor import GpuExecutor
 from smelt.runtime.gpu import GpuOperators
+from smelt.runtime.gpu.sampled_steps import SampledSteps
+from smelt.runtime.gpu.step_kinds import StepKind
 from smelt.runtime.requests.output import RequestOutput
+from smelt.runtime.speculation.caches import OwnCache
 from smelt.runtime.speculation.verification import VerifiedChain
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ..kernels.interpreter import DEVICE
@@ -67,6 +73,14 @@ def assert_same(found: list[RequestOutput], expected: list[RequestOutput]) -> No
             assert mine.total_logprob == pytest.approx(theirs.total_logprob, abs=1e-3)
             for these, those in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
                 assert these == pytest.approx(those, abs=1e-3)
+
+
+def change(checkpoint: Path, name: str, by: Callable[[Tensor], Tensor]) -> None:
+    """Another value of one of a checkpoint's tensors."""
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name] = by(tensors[name])
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def on_the_host(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -137,6 +151,64 @@ def test_a_model_drafts_with_the_noise_of_the_device(engine_of: Callable[..., En
     assert_same(engine.generate(PROMPTS[:3], PARAMS[:3]), engine_of().generate(PROMPTS[:3], PARAMS[:3]))
     assert engine.drafting is not None
     assert (engine.drafting.total.agreement or 0) > 0.95
+
+
+@pytest.mark.parametrize("own_cache", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_models_drafts_are_chosen_on_the_device(
+    engine_of: Callable[..., Engine], tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, own_cache: bool
+) -> None:
+    """The same ones as on the host, where most are wrong, too."""
+    other = tiny("llama", num_hidden_layers=2 if own_cache else 1, vocab_size=256)
+    change(other, "model.norm.weight", lambda norm: norm + torch.randn(norm.shape))
+    expected = engine_of().generate(PROMPTS[1:3], PARAMS[:2])
+    counts = []
+    for on_device in (True, False):
+        engine = engine_of(drafter=str(other), draft_tokens=3)
+        executor: Any = engine.executor
+        drafter: Any = engine.drafter
+        assert isinstance(drafter._cache, OwnCache) == own_cache
+        if not on_device:
+            executor._drafter_steps = None
+        chosen: list[int] = []
+        choose = drafter._next
+        monkeypatch.setattr(drafter, "_next", lambda drafts, to=chosen, choose=choose: to.append(1) or choose(drafts))
+        assert_same(engine.generate(PROMPTS[1:3], PARAMS[:2]), expected)
+        assert bool(chosen) == (not on_device)
+        assert engine.drafting is not None
+        counts.append((engine.drafting.total.drafted, engine.drafting.total.accepted))
+        assert engine.cache.free == engine.cache.blocks
+    assert counts[0] == counts[1]
+    assert 0 < sum(counts[0][1]) < sum(counts[0][0])
+
+
+@pytest.mark.slow
+def test_a_drafter_without_finite_logits_drafts_nothing(
+    engine_of: Callable[..., Engine], tiny: Callable[..., Path]
+) -> None:
+    expected = engine_of().generate(PROMPTS[:2], PARAMS[:2])
+    broken = tiny("llama", num_hidden_layers=2, vocab_size=256)
+    change(broken, "model.norm.weight", lambda norm: norm * 0 + 3e38)
+    engine = engine_of(drafter=str(broken), draft_tokens=3)
+    assert_same(engine.generate(PROMPTS[:2], PARAMS[:2]), expected)
+    assert engine.drafting is not None
+    assert sum(engine.drafting.total.drafted) == 0
+
+
+def test_steps_are_timed_as_they_will_run(engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[object, StepKind]] = []
+    body = SampledSteps.body
+    monkeypatch.setattr(SampledSteps, "body", lambda self, kind: seen.append((self, kind)) or body(self, kind))
+    monkeypatch.setattr(drafters, "_MEASURING_SECONDS", 1000.0)
+    monkeypatch.setattr(drafters, "_ROWS", (1, 3, 24, 48))
+    engine = engine_of(drafter="itself", draft_tokens="auto")
+    executor: Any = engine.executor
+    kinds = {id(steps): [kind for one, kind in seen if one is steps] for steps in {one for one, _ in seen}}
+    of_model, of_drafter = kinds[id(executor._steps)], kinds[id(executor._drafter_steps)]
+    assert {kind.tokens for kind in of_model if kind.drafts} == {4, 32}
+    assert {kind.tokens for kind in of_drafter} == {1, 4}
+    assert set(of_model) <= set(executor._kinds())
+    expected = engine_of().generate(PROMPTS[:2], PARAMS[:2])
+    assert_same(engine.generate(PROMPTS[:2], PARAMS[:2]), expected)
 
 
 @pytest.mark.parametrize("branches", [0, pytest.param(2, marks=pytest.mark.slow)])
