@@ -73,6 +73,7 @@ def test_a_task_stops_where_its_claims_are_known(w4: Path, whole: ReportData, tm
     assert known.at_most == pytest.approx(upper_bound(losses, -1.0, 1.0, 0.05))
 
 
+@pytest.mark.slow
 def test_what_stays_undecided_is_measured_as_a_whole_also_after_an_interruption(
     w4: Path, whole: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -306,6 +306,7 @@ def test_an_interrupted_evaluation_is_partial_and_continues(
         assert after.speed is not None
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_with_one_sentence_and_leaves_no_process(w4: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "smelt.compress.cli", "eval", str(w4), "--baseline", "builtin:smelt-6m"]
     command += ["--windows", "2", "--length", "32", "--samples", "0", "--output", str(tmp_path / "out")]

@@ -330,6 +330,7 @@ def test_processes_without_lm_eval_pay_nothing_for_that() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_registering_keeps_lm_evals_own_models() -> None:
     script = (
         "from smelt.compress.integrations.lm_eval_registration import register; register(); register()\n"

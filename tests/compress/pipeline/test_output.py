@@ -124,6 +124,7 @@ def test_two_runs_do_not_share_a_directory(small: Build, tmp_path: Path) -> None
             run(small())
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_and_nothing_half_written_stays(small: Build, tmp_path: Path) -> None:
     """A limit on file size stands in for the full disk: writes fail half-way, as they do there."""
     built = small({"evaluate": False})

@@ -191,6 +191,7 @@ def test_from_random_weights_of_the_same_shape(distilled: Make, tiny: Callable[.
     assert torch.equal(after["model.norm.weight"].round(decimals=4), torch.ones(128))
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_bytes(tiny: Callable[..., Path], tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     data = {

@@ -69,15 +69,14 @@ CASES = {
     "copies, then one": Case("llama", _distill(average=0.8), "copies", two_stop=3),
     "rounded: two, then one": Case("llama", _quantize("W4A16"), two_stop=3),
 }
-FEW = {name: CASES[name] for name in ("sharded", "two, then one")}
 
 
-@pytest.fixture(scope="module", params=[FEW, pytest.param(CASES, marks=pytest.mark.slow)], ids=["few", "all"])
-def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
     """For each case what one process made, and what two made or had a part in."""
     room = tmp_path_factory.mktemp("training")
     found, jobs = {}, []
-    for number, (name, case) in enumerate(request.param.items()):
+    for number, (name, case) in enumerate(CASES.items()):
         model = room / f"model-{case.architecture}"
         if not model.exists():
             save_model(make_model(case.architecture, torch.float32), model)
@@ -127,6 +126,7 @@ def _curve(output: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_learns(outputs: dict[str, tuple[Path, Path]]) -> None:
     for name, (one, two) in outputs.items():
         wanted, found = _curve(one), _curve(two)

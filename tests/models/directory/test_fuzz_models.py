@@ -86,7 +86,7 @@ def _profile(cases: int) -> settings:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("cases", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_damaged_directory_is_used_or_refused(cases: int, models: dict[str, Path], tmp_path: Path) -> None:
     @_profile(cases)
     @given(st.sampled_from(sorted(models)), st.sampled_from(FILES), st.one_of(junk, edits), st.sampled_from(_OPENING))

@@ -151,6 +151,7 @@ def test_a_sequence_may_end_with_its_block_full_and_its_next_step_under_way(
     assert ahead.generate([PROMPTS[4]], _greedy())[0].error is None
 
 
+@pytest.mark.slow
 def test_blocks_that_came_while_the_host_looked_are_known_later(both: Callable[..., tuple[Engine, Engine]]) -> None:
     plain, ahead = both(max_length=128, share_prefixes=False)
     params = [_greedy(max_tokens=44), _greedy(n=2, max_tokens=30)]

@@ -120,6 +120,7 @@ def test_a_seed_gives_the_same_tokens_beside_several_samples(
     assert host
 
 
+@pytest.mark.slow
 def test_trees_are_verified_on_the_host(engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     expected = engine_of().generate(PROMPTS[:3], PARAMS[:3])
     engine = engine_of(drafter="lookup", draft_tokens=2, draft_branches=2)
@@ -146,6 +147,7 @@ def test_steps_that_are_too_long_are_computed_without_drafts(
     assert engine.drafting.total.verified > 0
 
 
+@pytest.mark.slow
 def test_a_model_drafts_with_the_noise_of_the_device(engine_of: Callable[..., Engine]) -> None:
     engine = engine_of(drafter="itself", draft_tokens=3)
     assert_same(engine.generate(PROMPTS[:3], PARAMS[:3]), engine_of().generate(PROMPTS[:3], PARAMS[:3]))

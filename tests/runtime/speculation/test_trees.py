@@ -124,7 +124,7 @@ def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: s
         assert engine.drafting.total.on_branch > 0
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "lookup"])
 @pytest.mark.parametrize(
     "options",

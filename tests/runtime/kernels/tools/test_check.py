@@ -38,7 +38,7 @@ TARGETS = ["sm_80", "sm_90", "sm_100", "gfx942"]
 @pytest.mark.parametrize(
     ("options", "targets"),
     [
-        (["--quick", "--target", "sm_90"], ["sm_90"]),
+        pytest.param(["--quick", "--target", "sm_90"], ["sm_90"], marks=pytest.mark.slow),
         pytest.param(["--quick"], TARGETS, marks=pytest.mark.slow),
         pytest.param([], TARGETS, marks=pytest.mark.slow),
     ],
