@@ -18,6 +18,7 @@ _DRAFTED = (
     "drafted",
     "same tokens",
 )
+_MANY = 20  # turns, of which the longest and the shortest say more of the machine
 
 
 def _drafted_lines(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
@@ -25,7 +26,7 @@ def _drafted_lines(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         (
             row["pair"], str(row["sequences"]), _share(row["forced"] if row["forced"] is not None else row["agreement"]),
             f"{row['plain']:.1f}", f"{row['drafted']:.1f}",
-            f"**{row['ratio']:.2f}** ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})",
+            f"**{row['ratio']:.2f}** ({_spread(row['ratios'])})",
             "-" if row["per_verification"] is None else f"{row['per_verification']:.2f}", f"{row['drafts']:.1f}",
             "yes" if row["same_tokens"] else "no",
         )
@@ -34,10 +35,19 @@ def _drafted_lines(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
+def _spread(ratios: list[float]) -> str:
+    """From the lowest to the highest; of many, of their middle half."""
+    if len(ratios) < _MANY:
+        return f"{min(ratios):.2f} to {max(ratios):.2f}"
+    first, _, third = statistics.quantiles(ratios, n=4)
+    return f"{first:.2f} to {third:.2f}"
+
+
 def speculation(results: Any) -> str:
     """Without drafts and with them."""
     return (
-        f"Medians of {results['turns']} turns; ratios of neighbours in time. `accepted` is the share of draft tokens that are right where those before"
+        f"Medians of {results['turns']} turns, of smelt-6m's of {len(results['small'][0]['ratios'])}, whose middle half is in brackets instead of their range; ratios of neighbours in time."
+        " `accepted` is the share of draft tokens that are right where those before"
         " them are. smelt-6m on real text:\n\n"
         + markdown(_DRAFTED, _drafted_lines(results["small"]))
         + "\nA Llama of 1.1 billion random weights, whose drafts are made right as often as those of the same pair above:\n\n"

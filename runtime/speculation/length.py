@@ -29,9 +29,11 @@ _OTHERS_COUNT, _KEPT = 4.0, 0.97
 # The share of a step's time that deciding may take where nothing is drafted, and learning as well; therefore up to so many steps are
 # not decided on, or not learned from.
 _MOST_DECIDING, _MOST_SKIPPED = 0.0025, 64
-# Steps of a number of sequences without drafts that are measured before it drafts for as many, steps with drafts after which one without is
-# measured again, since what drafts gain is known only beside it, and the share of the known time that is so much less that more are.
-_MEASURED, _FRESH, _SHORTER = 3, 64, 0.9
+# Steps of a number of sequences without drafts that are measured before it drafts for as many, and the share of the known time that is so much
+# less that more are.
+_MEASURED, _SHORTER = 3, 0.9
+# Steps with drafts after which one without is measured again, since what drafts gain is known only beside it: the more, the more they gain.
+_FRESH, _LEAST_FRESH, _PER_GAIN = 64, 8, 128
 # Tokens that a drafter may compute before a draft that is only tried.
 _FEW = 16
 # Of all sequences together.
@@ -155,7 +157,8 @@ class AdaptiveDrafts(FixedDrafts):
         self._verifying, self._drafting = verifying, drafting
         self._plain = TimesByRows()  # of steps without drafts
         self._first: dict[int, list[float]] = {}  # the first ones of each number of sequences
-        self._since: dict[int, int] = {}  # steps with drafts after the last one without
+        self._left: dict[int, int] = {}  # steps with drafts until one without
+        self._fresh = _FRESH  # after the next one without
         self._of_all = _Acceptance()
         self._caught = _Acceptance()
         self._of_each: WeakKeyDictionary[Sequence, _Acceptance] = WeakKeyDictionary()
@@ -182,7 +185,7 @@ class AdaptiveDrafts(FixedDrafts):
 
     def _compares(self, plan: StepPlan) -> bool:
         """Whether the step is to have no drafts so that others can be compared with it."""
-        return not plan.has_prompts and self._since.get(len(plan.chunks), _FRESH) >= _FRESH
+        return not plan.has_prompts and self._left.get(len(plan.chunks), 0) <= 0
 
     def _without_drafts(self, plan: StepPlan) -> float:
         """Seconds of a step. How long one with prompts would take is known from those that verify as many tokens."""
@@ -227,6 +230,7 @@ class AdaptiveDrafts(FixedDrafts):
         if not any(chosen):
             chosen = self._tried([sequence for _, sequence in taking], shares, most, rows, plain)
         else:
+            self._fresh = min(_FRESH, max(_LEAST_FRESH, int(_PER_GAIN * (best * plain / len(taking) - 1))))
             gain = 1 - len(taking) / plain / best  # the share of all time that drafts save
             for i, (_, sequence) in enumerate(taking):
                 left = sequence.request.grows_to - len(sequence.tokens)
@@ -280,14 +284,13 @@ class AdaptiveDrafts(FixedDrafts):
         # The same tokens, a step for each of a sequence's.
         gained = sum(each.accepted + each.on_branch for each in drafted.of.values()) / sequences
         self._lost += seconds - self._plain.of(sequences) * (1 + gained)
-        self._since[sequences] += 1
+        self._left[sequences] -= 1
 
     def _learn_plain(self, sequences: int, seconds: float) -> None:
-        if sequences in self._since:
+        if sequences in self._left:
+            # Otherwise what is known is too long, and the next step has no drafts either.
             if seconds > _SHORTER * self._plain.of(sequences):
-                self._since[sequences] = (
-                    0  # otherwise what is known is too long, and the next step has no drafts either
-                )
+                self._left[sequences] = self._fresh
             # Longer contexts make steps with drafts longer, too.
             self._verifying.scale(self._plain.measured(sequences, seconds))
             return
@@ -300,7 +303,7 @@ class AdaptiveDrafts(FixedDrafts):
             # What was measured before is without what the engine does between the model's steps.
             self._verifying.shift(max(0.0, seconds - self._verifying.of(sequences)))
         self._plain.measured(sequences, seconds)
-        self._since[sequences] = 0
+        self._left[sequences] = _LEAST_FRESH
 
     def _learn_drafting(self, drafted: Drafted) -> None:
         counts = [each.drafted for each in drafted.of.values()]
