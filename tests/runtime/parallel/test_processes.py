@@ -145,9 +145,10 @@ def test_a_part_of_a_divided_model_cannot_draft(drafter: str) -> None:
 
 @pytest.mark.slow
 def test_a_drafter_that_cannot_be_loaded_ends_all_ranks() -> None:
+    before = set(children(os.getpid()))
     with pytest.raises(RuntimeProblem, match="nowhere; it must be lookup"):
         engine(SMELT_6M, drafter="nowhere", tp=2)
-    assert until(lambda: not children(os.getpid()))
+    assert until(lambda: set(children(os.getpid())) <= before)
 
 
 @pytest.mark.slow
@@ -181,11 +182,11 @@ def test_a_rank_that_dies_stops_all_with_one_sentence() -> None:
 
 
 def test_closing_ends_its_processes() -> None:
-    before = children(os.getpid())
+    before = set(children(os.getpid()))
     running = engine(SMELT_6M, tp=2)
-    assert len(children(os.getpid())) == len(before) + 1
+    assert len(set(children(os.getpid())) - before) == 1
     running.close()
-    assert children(os.getpid()) == before
+    assert set(children(os.getpid())) <= before
 
 
 @pytest.mark.slow
@@ -201,10 +202,10 @@ def test_closing_ends_its_processes() -> None:
     ],
 )
 def test_what_ranks_cannot_do_is_refused(options: dict[str, object], says: str) -> None:
-    before = children(os.getpid())
+    before = set(children(os.getpid()))
     with pytest.raises(RuntimeProblem, match=says):
         Engine(SMELT_6M, quiet=True, **options)
-    assert children(os.getpid()) == before
+    assert set(children(os.getpid())) <= before
 
 
 def test_what_needs_the_whole_model_is_refused(two: Engine, tmp_path: Path) -> None:
