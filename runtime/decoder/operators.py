@@ -138,6 +138,8 @@ class Operators:
         fusions: the fused launches; None for operators without Smelt's GPU kernels.
         block_multiple: the divisor that a cache block's number of positions must have.
         takes_adapters: whether LoRA adapters can be applied beside its linears.
+        same_rows: up to how many rows in a step the results of each do not depend on how many there are, of the linears made so
+            far; None if any number has the same, or if nothing is known of it.
     """
 
     name: OperatorsName = "torch"
@@ -145,6 +147,7 @@ class Operators:
     fusions: Fusions | None = None
     block_multiple = 1
     takes_adapters = True
+    same_rows: int | None = None
 
     def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
         self.dtype = dtype

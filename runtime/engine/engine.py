@@ -115,6 +115,7 @@ class Engine:
         self.executor = self._executor()
         self.drafting = None if self.drafter is None else drafting_of(config, self.drafter, self.executor)
         self.scheduler.drafting = self.drafting
+        self.scheduler.same_rows = share.model.operators.same_rows
         self.on_step: Callable[[StepPlan], object] | None = None
         self._handle: tuple[StepPlan, StepHandle] | None = None
         self._awaited: set[str] = set()  # requests whose tokens are needed before the next step is scheduled

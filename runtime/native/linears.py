@@ -165,6 +165,9 @@ class NativeDenseLinear:
     """bfloat16 weights: a memory-bound kernel for few rows, torch's product for many.
 
     With ``any_rows`` the kernel computes them all, so that a row's results do not depend on the other rows.
+
+    Attributes:
+        same_rows: up to how many rows they do not; None for any number.
     """
 
     waits = False
@@ -174,6 +177,7 @@ class NativeDenseLinear:
     ) -> None:
         self._kernels = kernels
         self._most = 1 << 62 if any_rows else DENSE_ROWS
+        self.same_rows = None if self._most > 1 << 32 else self._most
         self._weight = in_large_pages(weight)
         self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
         outputs, columns = weight.shape
@@ -183,8 +187,7 @@ class NativeDenseLinear:
         self.numel = weight.numel()
         self.columns = weight.shape[1]
         self.nbytes = weight.nbytes
-        always = any_rows or DENSE_ROWS > 1 << 32
-        which = "Smelt's kernel" if always else f"Smelt's kernel up to {DENSE_ROWS} rows, then F.linear"
+        which = "Smelt's kernel" if self.same_rows is None else f"Smelt's kernel up to {DENSE_ROWS} rows, then F.linear"
         self._explanation = f"{which}, bfloat16{suffix}"
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -42,7 +42,9 @@ class NativeOperators(Operators):
             return CodesLinear(self._kernels, matrix, bias, self._exact, few_exact=self._few_exact)
         if matrix.inputs is None:
             weight = matrix.dense(torch.bfloat16)
-            return NativeDenseLinear(self._kernels, weight, bias, restored_from(matrix, torch.bfloat16))
+            dense = NativeDenseLinear(self._kernels, weight, bias, restored_from(matrix, torch.bfloat16))
+            self.same_rows = dense.same_rows
+            return dense
         return super().linear(matrix, bias)
 
     def rms_norm(self, weight: Tensor, eps: float, rounds_first: bool) -> Rowwise:

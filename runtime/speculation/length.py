@@ -105,9 +105,13 @@ class FixedDrafts:
         self.total = DraftCounts()
 
     def sizes(self, plan: StepPlan, budget: int) -> dict[int, DraftSize]:
-        """Always the same."""
-        size = DraftSize(self._count, self._branches, self._branches * (self._longest_branch or self._count))
-        return {i: size for i, chunk in enumerate(plan.chunks) if takes_drafts(chunk)}
+        """Always the same, or as many as there is room for."""
+        taking = [i for i, chunk in enumerate(plan.chunks) if takes_drafts(chunk)]
+        if not taking or budget <= 0:
+            return {}
+        count = min(self._count, max(1, budget // len(taking)))
+        size = DraftSize(count, self._branches, self._branches * (self._longest_branch or count))
+        return dict.fromkeys(taking, size)
 
     def begin_load(self) -> None:
         """Another load begins, which what drafts cost before says nothing of."""

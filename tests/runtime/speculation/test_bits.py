@@ -12,6 +12,8 @@ from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.native.library import kernels
 
+from .pretend import pretend
+
 PROMPTS = [[1, 5, 9, 5, 9, 5, 9], [3, 4, 3, 4, 7, 3, 4]]
 
 
@@ -46,3 +48,23 @@ def test_log_probabilities_have_the_same_bits(
     assert engine.drafting is not None
     if drafter == "w4":
         assert engine.drafting.total.verified > 0
+
+
+@pytest.mark.parametrize("branches", [0, 2])
+def test_drafts_make_no_step_so_long_that_torch_computes_it(branches: int, tiny: Callable[..., Path]) -> None:
+    """Torch's product of many rows has other bits than the kernel for few."""
+    model = tiny("llama", torch.bfloat16)
+    prompts = [[1 + i, 5, 9, 5, 9, 5, 9] for i in range(7)]
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, logprobs=3)
+    wanted = Engine(model, quiet=True, max_length=64).generate(prompts, params)
+    engine = Engine(
+        model, quiet=True, max_length=64, drafter="lookup", draft_tokens=24, draft_branches=branches, max_sequences=8
+    )
+    pretend(engine, wanted)
+    most = engine.scheduler.same_rows
+    if most is None:
+        pytest.skip("without instructions for bfloat16 the kernel computes any number of rows")
+    decoded: list[int] = []
+    engine.on_step = lambda plan: None if plan.has_prompts else decoded.append(plan.tokens)
+    assert [each.completions for each in engine.generate(prompts, params)] == [each.completions for each in wanted]
+    assert len(prompts) < max(decoded) <= most
