@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from smelt.runtime import Engine
 from smelt.runtime.requests.sequence import Sequence
 from smelt.runtime.scheduling.plan import Chunk, StepPlan
-from smelt.runtime.speculation.drafter import Drafter, Drafts
+from smelt.runtime.speculation.drafter import Chains, Drafter, Drafts
 from smelt.runtime.speculation.lookup import LookupDrafter, parts_of
 from smelt.runtime.speculation.tree import DraftBranch, TokenTree
 
@@ -49,9 +49,9 @@ class ForcedDrafter:
         """As the drafter does."""
         self._drafter.replaced(sequence, block, by)
 
-    def propose(self, plan: StepPlan) -> Drafts:
+    def propose(self, plan: StepPlan, chains: Chains | None = None) -> Drafts:
         """Right and wrong tokens in the place of the drafter's."""
-        drafts = self._drafter.propose(plan)
+        drafts = self._drafter.propose(plan, chains)
         if isinstance(self._drafter, LookupDrafter):
             drafts.of.update({chunk.sequence: _found(chunk) for chunk in plan.chunks if chunk.drafts})
         for sequence, tree in drafts.of.items():

@@ -157,7 +157,7 @@ def _engines(target: Target, note: Callable[[Launch], None]) -> None:
                     kept = cache.torch_dtype(torch.bfloat16)
                     executor = executor_on_meta(replace(size, layers=1), stored, target, kept, **limits)
                     with noted(note):
-                        for kind in executor._kinds():
+                        for kind in executor._kinds.all():
                             executor._steps.body(kind)
 
 

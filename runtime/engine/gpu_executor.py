@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from ...system.progress import Log
 from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
-from ..gpu import step_kinds
 from ..gpu.cache import GpuKeysValues
+from ..gpu.draft_chains import DraftChains, on_host
+from ..gpu.head_steps import head_steps
 from ..gpu.layers import GpuLayers
-from ..gpu.sampled_steps import SampledSteps, StepOutputs
-from ..gpu.step_kinds import StepKind, bucket, buckets
+from ..gpu.sampled_steps import ModelSteps, StepOutputs
+from ..gpu.step_kinds import StepKinds, buckets
 from ..gpu.step_tables import Room, SequenceTokens, TableLayout
 from ..kernels.base.targets import target_of
 from ..kernels.rows.sample_tokens import SamplingState, choices, sample_tokens
@@ -30,7 +31,8 @@ from ..requests.sequence import Request, Sequence, TokenLogprobs
 from ..sampling.sampling import Sampled, sequence_seed, top_logprobs
 from ..scheduling.plan import Chunk, StepPlan
 from ..speculation.counts import DraftOutcome
-from ..speculation.drafter import Drafter, Drafts
+from ..speculation.drafter import DraftedChain, Drafter, Drafts, PlannedChain
+from ..speculation.eagle.head_drafter import HeadDrafter
 from ..speculation.length import Drafted
 from ..speculation.model_drafter import ModelDrafter
 from ..speculation.verification import VerifiedChain
@@ -80,25 +82,42 @@ class GpuExecutor(TorchExecutor):
         tokens = max(token_budget, max_sequences)
         drafted = max((size for size in buckets(tokens) if size <= _VERIFIED), default=0) if drafter else 0
         room = Room(tokens, max_sequences, blocks, of_tile, drafted)
-        self._layout = TableLayout(room, self._place)
+        self._layout, self._kinds = TableLayout(room, self._place), StepKinds(room)
         self._choices: SamplingState = choices(max_sequences, _EDITS, max_length, self._place)
         self._slots: dict[Sequence, int] = {}
         self._free = list(range(max_sequences - 1, -1, -1))
         self._blocks: dict[int, list[int]] = {}
         self._current = torch.cuda.device(self._place) if self._place.type == "cuda" else nullcontext()
-        self._stale: set[int] = set()  # slots whose blocks on the device are outdated
+        self._stale: set[int] = set()  # slots whose blocks the device does not have
         self._sees_stores = target_of(self._place).splits
         self._logits = torch.empty(room.wanted, model.spec.vocabulary, dtype=torch.float32, device=self._place)
         self._longest, self._captures = max_length, graphs
         self._steps = self._steps_of(model, store)
-        self._drafter_steps: SampledSteps | None = None
-        if isinstance(drafter, ModelDrafter) and _same_kind(drafter.model, model):
-            self._drafter_steps = self._steps_of(drafter.model, drafter.store)
+        self._chained = self._chains_of(drafter)
 
-    def _steps_of(self, model: Model, store: KeysValues) -> SampledSteps:
+    def _steps_of(self, model: Model, store: KeysValues) -> ModelSteps:
         assert isinstance(store, GpuKeysValues)
         options: dict[str, Any] = {"longest": self._longest, "graphs": self._captures}
-        return SampledSteps(model, store, self._layout, self._choices, self._logits, self._device, **options)
+        return ModelSteps(model, store, self._layout, self._choices, self._logits, self._device, **options)
+
+    def _chains_of(self, drafter: Drafter | None) -> DraftChains | None:
+        """A drafter's steps, if they can choose tokens where the model's do."""
+        if isinstance(drafter, ModelDrafter):
+            draft = drafter.model
+            if not isinstance(draft.stack, GpuLayers) or draft.spec.vocabulary != self._logits.shape[1]:
+                return None
+            steps = self._steps_of(draft, drafter.store)
+            return DraftChains(steps, steps, self._layout)
+        if isinstance(drafter, HeadDrafter) and isinstance(drafter.head.stack, GpuLayers):
+            assert isinstance(drafter.store, GpuKeysValues)
+            room = self._layout.room
+            # Tables of its own: attention of its heads may have other tiles.
+            of_tile = drafter.head.stack.tokens_of_tile(drafter.store)
+            mine = Room(max(room.drafted, room.sequences, drafter.together), room.sequences, room.blocks, of_tile)
+            layout, options = TableLayout(mine, self._place), {"longest": self._longest, "graphs": self._captures}
+            steps = (drafter.head, drafter.features, drafter.store, layout, self._choices, self._logits, self._device)
+            return DraftChains(*head_steps(*steps, **options), layout)
+        return None
 
     def runs_ahead(self, request: Request) -> bool:
         """Whether all its tokens can be sampled on the device, and none of them is needed to draft the next ones."""
@@ -138,7 +157,7 @@ class GpuExecutor(TorchExecutor):
             if self._drafter is None:
                 return self._start(plan, [()] * len(plan.chunks))
             begun = time.perf_counter()
-            proposed = self._proposed(plan, self._drafter)
+            proposed = self._drafter.propose(plan, None if self._chained is None else self._chains)
             drafted = time.perf_counter()
             drafts = [_chain_of(proposed, chunk) for chunk in plan.chunks]
             if sum(chunk.count for chunk in plan.chunks) + sum(map(len, drafts)) > self._layout.room.drafted:
@@ -148,51 +167,21 @@ class GpuExecutor(TorchExecutor):
             result.drafted = Drafted(verified, drafting, proposed.prepared, proposed.preparing)
             return CompletedStep(result)
 
-    def _proposed(self, plan: StepPlan, drafter: Drafter) -> Drafts:
-        """Drafts, of a model's own steps on the device where that is possible."""
-        if self._drafter_steps is None or not isinstance(drafter, ModelDrafter):
-            return drafter.propose(plan)
-        chunks = {chunk.sequence: chunk for chunk in plan.chunks}
-        return drafter.propose(plan, lambda lengths: self._chains(chunks, lengths))
-
-    def _chains(
-        self, chunks: Mapping[Sequence, Chunk], lengths: Mapping[Sequence, int]
-    ) -> dict[Sequence, tuple[list[int], int]]:
-        """What the drafter's steps sample, each from the one before it, and how many of that are of use; the host waits once.
-
-        Args:
-            chunks: the verification's, of all sequences.
-            lengths: how many tokens each is to have.
-        """
-        assert self._drafter_steps is not None
-        sent: list[tuple[list[Sequence], Tensor, Tensor]] = []
-        for i in range(max(lengths.values(), default=0)):
-            mine = [sequence for sequence, length in lengths.items() if length > i]
-            parts = [self._part_of_draft(chunks[sequence], i) for sequence in mine]
-            kind = StepKind.of_singles(bucket(len(mine), self._layout.room.sequences))
-            found = self._drafter_steps.start(kind, parts, [each.request.grows_to for each in mine])
-            sent.append((mine, _host(found.chosen), _host(found.scores[1])))
-        if self._place.type == "cuda":
-            last = torch.cuda.Event()
-            last.record()
-            last.synchronize()
-        chains: dict[Sequence, tuple[list[int], int]] = {sequence: ([], 0) for sequence in lengths}
-        for i, (mine, chosen, sound) in enumerate(sent):
-            for sequence, token, is_sound in zip(mine, chosen.tolist(), sound.tolist(), strict=False):
-                tokens, of_use = chains[sequence]
-                chains[sequence] = [*tokens, token], of_use + int(bool(is_sound) and of_use == i)
-        return chains
-
-    def _part_of_draft(self, chunk: Chunk, place: int) -> SequenceTokens:
-        """The last token of a sequence, or one of its draft's."""
-        part = self._part(chunk, ())
-        return replace(part, start=chunk.start + place, count=1, chooses=True)
+    def _chains(self, planned: Mapping[Sequence, PlannedChain]) -> dict[Sequence, DraftedChain]:
+        """Drafts of sequences that all sample on the device."""
+        assert self._chained is not None
+        slots = {sequence: self._slot_of(sequence) for sequence in planned}
+        fresh = set(slots.values())
+        if self._chained.layout is self._layout:
+            fresh &= self._stale
+            self._stale -= fresh
+        return self._chained.of(planned, slots, fresh)
 
     def _start(self, plan: StepPlan, drafts: SequenceOf[SequenceOf[int]]) -> _LaunchedStep:
         """Start a step whose tokens are sampled on the device."""
         parts = [self._part(chunk, draft) for chunk, draft in zip(plan.chunks, drafts, strict=True)]
         counts = [part.count for part in parts]
-        kind = self._kind(sum(counts), counts, drafts=any(drafts))
+        kind = self._kinds.of(counts, drafts=any(drafts))
         found = self._steps.start(kind, parts, [chunk.sequence.request.grows_to for chunk in plan.chunks])
         return _LaunchedStep(plan, drafts, _Sent.of(found, plan, drafts))
 
@@ -203,14 +192,14 @@ class GpuExecutor(TorchExecutor):
             log: gets messages for the user.
         """
         with self._current, torch.inference_mode():
-            self._steps.warm_up(self._kinds(), log)
-            if self._drafter_steps is not None:
-                self._drafter_steps.warm_up(self._single_kinds(), lambda text: log(f"the drafter: {text}"))
+            self._steps.warm_up(self._kinds.all(), log)
+            if self._chained is not None:
+                self._chained.warm_up(lambda text: log(f"the drafter: {text}"))
 
     @torch.inference_mode()
     def timed(self, tokens: int, *, drafts: bool) -> Tensor:
         """As the steps are that will run: in graphs, where there are any."""
-        if drafts and self._drafter_steps is None:
+        if drafts and self._chained is None:
             return super().timed(tokens, drafts=drafts)
         # Before there is any sequence, each place is free.
         if drafts or tokens == 1:
@@ -220,40 +209,10 @@ class GpuExecutor(TorchExecutor):
             counts = [min(self._longest, tokens // sequences + (i < tokens % sequences)) for i in range(sequences)]
         blocks = [0] * self._layout.room.blocks
         parts = [SequenceTokens(0, n, blocks, i, True, True, [0] * (n - 1)) for i, n in enumerate(counts)]
-        kind = self._kind(sum(counts), counts, drafts=max(counts) > 1)
-        steps = self._drafter_steps if drafts and self._drafter_steps is not None else self._steps
+        kind = self._kinds.of(counts, drafts=max(counts) > 1)
+        steps = self._chained.later if drafts and self._chained is not None else self._steps
         with self._current:
             return steps.start(kind, parts, counts).chosen
-
-    def _kinds(self) -> list[StepKind]:
-        """The kinds of steps to capture, the largest first."""
-        room = self._layout.room
-        prompts = [
-            StepKind(tokens, sequences, True, too)
-            for tokens in buckets(room.tokens)
-            if tokens > 1
-            for sequences in {
-                room.sequences if tokens > step_kinds.LONG else min(step_kinds.FEW[-1], room.sequences),
-                room.sequences,
-            }
-            for too in ((False,) if sequences == 1 else (True,) if tokens > step_kinds.LONG else (False, True))
-        ]
-        drafts = [kind._replace(drafts=kind.tokens) for kind in prompts if kind.tokens <= room.drafted]
-        return sorted([*self._single_kinds(), *prompts, *drafts], reverse=True)
-
-    def _single_kinds(self) -> list[StepKind]:
-        return [StepKind.of_singles(count) for count in reversed(buckets(self._layout.room.sequences))]
-
-    def _kind(self, tokens: int, counts: list[int], *, drafts: bool = False) -> StepKind:
-        """A step's kind: the smallest captured one that fits. With ``drafts`` one is sampled after each token."""
-        room, sequences = self._layout.room, len(counts)
-        if max(counts) == 1:
-            return StepKind.of_singles(bucket(sequences, room.sequences))
-        tokens, few = bucket(tokens, room.tokens), min(step_kinds.FEW[-1], room.sequences)
-        if tokens > step_kinds.LONG:
-            return StepKind(tokens, room.sequences, True, room.sequences > 1)
-        most = few if sequences <= few else room.sequences
-        return StepKind(tokens, most, True, min(counts) == 1, tokens if drafts else 0)
 
     def _release(self) -> None:
         """Free the slots of sequences that ended or were preempted."""
@@ -280,14 +239,10 @@ class GpuExecutor(TorchExecutor):
             self._free.append(slot)
 
     def _part(self, chunk: Chunk, draft: SequenceOf[int]) -> SequenceTokens:
-        sequence = chunk.sequence
-        fresh = sequence not in self._slots
-        slot = self._slot_of(sequence)
-        if slot in self._stale:
-            self._stale.discard(slot)
-            fresh = True
-        count = chunk.count + len(draft)
-        return SequenceTokens(chunk.start, count, list(sequence.blocks), slot, chunk.is_last, fresh, draft)
+        slot, count = self._slot_of(chunk.sequence), chunk.count + len(draft)
+        fresh = slot in self._stale
+        self._stale.discard(slot)
+        return SequenceTokens(chunk.start, count, list(chunk.sequence.blocks), slot, chunk.is_last, fresh, draft)
 
     def _slot_of(self, sequence: Sequence) -> int:
         """The sequence's slot on the device, assigned if it has none."""
@@ -295,7 +250,7 @@ class GpuExecutor(TorchExecutor):
         if slot is None:
             slot = self._free.pop()
             self._slots[sequence], self._blocks[slot] = slot, sequence.blocks
-            self._stale.discard(slot)
+            self._stale.add(slot)
             self._introduce(sequence, slot)
         return slot
 
@@ -383,19 +338,12 @@ class _Sent:
                 logits = logits[torch.tensor(list(asked), device=logits.device)]
                 wanting = {row: (place, count) for place, (row, count) in enumerate(asked.items())}
             values, tokens = logits.log_softmax(-1).topk(max(1, *asked.values()))
-            best = (_host(values), _host(tokens))
-        scores, chosen, event = _host(found.scores), _host(found.chosen), None
+            best = (on_host(values), on_host(tokens))
+        scores, chosen, event = on_host(found.scores), on_host(found.chosen), None
         if found.scores.device.type == "cuda":
             event = torch.cuda.Event()
             event.record()
         return cls(scores, chosen, wanting, best, event)
-
-
-def _host(tensor: Tensor) -> Tensor:
-    """An asynchronous copy on the host, valid once the stream has reached it."""
-    if tensor.device.type != "cuda":
-        return tensor.clone()
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu").copy_(tensor, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -446,11 +394,6 @@ class _LaunchedStep:
         top = dict(zip(best, values, strict=True))
         top.setdefault(token, logprob)
         return top
-
-
-def _same_kind(drafter: Model, model: Model) -> bool:
-    """Whether a drafter's steps can choose tokens where the model's do."""
-    return isinstance(drafter.stack, GpuLayers) and drafter.spec.vocabulary == model.spec.vocabulary
 
 
 def _chain_of(proposed: Drafts, chunk: Chunk) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..decoder.model import Model
+from ..decoder.rope import Rotations
 from ..kernels.rows.rotate_and_store import RotaryTables
 
 
@@ -13,7 +13,8 @@ class RotaryBuffers:
     """Tables of all positions, or of each step where frequencies depend on the length.
 
     Args:
-        model: whose they are.
+        rotations: of a model.
+        dtype, device: of the tables.
         tokens: the most of a step.
         longest: the most of a sequence.
 
@@ -21,18 +22,20 @@ class RotaryBuffers:
         by_length: whether each step has its own, which :meth:`fill` sends.
     """
 
-    def __init__(self, model: Model, tokens: int, longest: int) -> None:
-        self._rotations = model.rotations
-        self.by_length = model.rotations.by_length
+    def __init__(
+        self, rotations: Rotations, dtype: torch.dtype, device: torch.device, *, tokens: int, longest: int
+    ) -> None:
+        self._rotations = rotations
+        self.by_length = rotations.by_length
         self._tables: dict[str, tuple[Tensor, Tensor]] = {}
-        with model.device:
+        with device:
             if not self.by_length:
-                self._tables = {name: _flat(table) for name, table in model.rotations.tables(longest).items()}
+                self._tables = {name: _flat(table) for name, table in rotations.tables(longest).items()}
                 return
-            probe = model.rotations.of(torch.zeros(1, dtype=torch.int64), [(1, 1)])
+            probe = rotations.of(torch.zeros(1, dtype=torch.int64), [(1, 1)])
             for name, (cosine, _) in probe.items():
                 shape = (tokens, cosine.shape[-1])
-                self._tables[name] = (torch.zeros(shape, dtype=model.dtype), torch.zeros(shape, dtype=model.dtype))
+                self._tables[name] = (torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
             self._each = torch.arange(tokens, dtype=torch.int32)
 
     def fill(self, positions: Tensor, lengths: list[tuple[int, int]]) -> None:

@@ -1,17 +1,20 @@
-"""A model's steps on a GPU, from the device's tables to sampled tokens, replayed as CUDA graphs."""
+"""Steps on a GPU from the device's tables to sampled tokens, replayed as CUDA graphs."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...system.progress import Log
+from ..decoder.linears.linear import Linear
 from ..decoder.model import Model
 from ..kernels.base.precompile import precompile_work
 from ..kernels.rows.sample_tokens import SamplingState, sample_tokens
@@ -38,44 +41,71 @@ class StepOutputs:
     chosen: Tensor
 
 
-class SampledSteps:
-    """Steps of one model that ask the host for nothing, so that they can be captured.
+class Tokens(NamedTuple):
+    """A step's tokens in the device's tables, padded: int32, one of each for a token.
+
+    Attributes:
+        positions: in their sequences.
+        owners: the slots of these.
+        slots: their places in the cache.
+    """
+
+    positions: Tensor
+    owners: Tensor
+    slots: Tensor
+
+
+class SampledSteps(ABC):
+    """Steps that ask the host for nothing, so that they can be captured.
 
     Args:
-        model: the model; its layers are :class:`GpuLayers`.
-        cache: its keys and values.
-        layout: the tables that its steps read; several models may share them.
+        layers: what computes them.
+        linears: of these, and of what is before and after them.
+        cache: keys and values.
+        layout: the tables that the steps read; others may share them.
         state: how tokens are chosen, and those of each sequence so far, to which steps add theirs.
-        logits: float32 ``[wanted, vocabulary]``, room that all steps share.
+        rotary: rotary positions.
         device: in which context steps are computed.
-        longest: the most tokens of a sequence.
+        place: that device.
         graphs: whether steps are captured and replayed, where that is possible.
+
+    Attributes:
+        place: as given.
     """
+
+    _ahead = 0  # how many of a sequence's tokens are known after the one at whose position the next is chosen
 
     def __init__(
         self,
-        model: Model,
+        layers: GpuLayers,
+        linears: Iterable[Linear],
         cache: GpuKeysValues,
         layout: TableLayout,
         state: SamplingState,
-        logits: Tensor,
+        rotary: RotaryBuffers,
         device: AbstractContextManager[object],
+        place: torch.device,
         *,
-        longest: int,
         graphs: bool,
     ) -> None:
-        assert isinstance(model.stack, GpuLayers)
-        self._model, self._cache, self._layers = model, cache, model.stack
-        self._layout, self._state, self._logits = layout, state, logits
-        self._device, self._place = device, model.device
-        self._rotary = RotaryBuffers(model, layout.room.tokens, longest)
+        self._layers, self._cache = layers, cache
+        self._layout, self._state = layout, state
+        self._rotary, self._device, self.place = rotary, device, place
         self._graphs: dict[StepKind, tuple[torch.cuda.CUDAGraph, StepOutputs]] = {}
         rules = [rule for layer in cache.rules or () for rule in layer]
-        self._captures = graphs and self._place.type == "cuda" and self._layers.captures
+        self._captures = graphs and place.type == "cuda" and layers.captures
         self._captures = self._captures and not any(rule.waits for rule in rules)
-        self._captures = self._captures and not any(one.waits for one in model.linears().values())
+        self._captures = self._captures and not any(one.waits for one in linears)
         self._pool: Any = None
-        self._stream = torch.cuda.Stream(self._place) if self._captures else None
+        self._stream = torch.cuda.Stream(place) if self._captures else None
+
+    @abstractmethod
+    def _hidden(self, kind: StepKind, tokens: Tokens, step: GpuStep) -> Tensor:
+        """What the last layer leaves of each token ``[tokens, hidden]``."""
+
+    @abstractmethod
+    def _logits(self, hidden: Tensor, choosers: Tensor) -> Tensor:
+        """Logits ``[wanted, vocabulary]`` from the wanted tokens' hidden states and the slots of their sequences."""
 
     def start(self, kind: StepKind, parts: list[SequenceTokens], grows_to: list[int]) -> StepOutputs:
         """Send a step's tables, and start it.
@@ -106,7 +136,7 @@ class SampledSteps:
         """
         begun = time.monotonic()
         self._layout.fill([], self._cache.block_size)
-        if self._place.type == "cuda":
+        if self.place.type == "cuda":
             with self._device:
                 precompile_work([partial(self.body, kind) for kind in kinds], log)
         for i, kind in enumerate(kinds):
@@ -119,7 +149,7 @@ class SampledSteps:
                 log(f"{what} {i + 1} of {len(kinds)} kinds of steps, {time.monotonic() - begun:.0f} s")
 
     def _capture(self, kind: StepKind) -> None:
-        torch.cuda.synchronize(self._place)
+        torch.cuda.synchronize(self.place)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             found = self.body(kind)
@@ -128,34 +158,64 @@ class SampledSteps:
 
     def body(self, kind: StepKind) -> StepOutputs:
         """The whole step, without synchronization."""
-        layout, model = self._layout, self._model
-        tokens, sequences = kind.tokens, kind.sequences
-        positions, owners = layout.part("positions", tokens), layout.part("owners", tokens)
-        history = self._state.history
-        ids = history[owners, positions]
-        if kind.drafts:
-            drafts = layout.part("drafts", tokens)
-            ids = torch.where(drafts < 0, ids, drafts)
-            # What is chosen after a draft token depends on it, too; where another one is chosen, that replaces it.
-            history.index_put_((owners, positions), ids)
+        layout = self._layout
+        tokens = Tokens(*(layout.part(name, kind.tokens) for name in Tokens._fields))
         work = layout.part("work") if kind.prompts else None
         if work is not None:
-            work = work[: tokens // layout.room.tokens_of_tile + sequences]
-        step = GpuStep(
-            layout.part("slots", tokens),
-            layout.runs(sequences),
-            work,
-            kind.singles,
-            self._rotary.of(positions),
-        )
-        hidden = model.embed(ids, positions)
+            work = work[: kind.tokens // layout.room.tokens_of_tile + kind.sequences]
+        rotary = self._rotary.of(tokens.positions)
+        step = GpuStep(tokens.slots, layout.runs(kind.sequences), work, kind.singles, rotary)
+        hidden = self._hidden(kind, tokens, step)
+        wanted, choosers, lengths = (layout.part(name, kind.wanted) for name in ("wanted", "choosers", "lengths"))
+        logits = self._logits(hidden.index_select(0, wanted), choosers)
+        chosen, logprobs, sound = sample_tokens(logits, choosers, lengths + self._ahead, self._state)
+        return StepOutputs(logits, torch.stack([logprobs, sound.float()]), chosen)
+
+
+class ModelSteps(SampledSteps):
+    """A model's.
+
+    Args:
+        model: the model; its layers are :class:`GpuLayers`.
+        cache: its keys and values.
+        layout, state, device, graphs: see :class:`SampledSteps`.
+        logits: float32 ``[wanted, vocabulary]``, room that all steps share.
+        longest: the most tokens of a sequence.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: GpuKeysValues,
+        layout: TableLayout,
+        state: SamplingState,
+        logits: Tensor,
+        device: AbstractContextManager[object],
+        *,
+        longest: int,
+        graphs: bool,
+    ) -> None:
+        assert isinstance(model.stack, GpuLayers)
+        rotary = RotaryBuffers(model.rotations, model.dtype, model.device, tokens=layout.room.tokens, longest=longest)
+        linears = model.linears().values()
+        super().__init__(model.stack, linears, cache, layout, state, rotary, device, model.device, graphs=graphs)
+        self._model, self._room = model, logits
+
+    def _hidden(self, kind: StepKind, tokens: Tokens, step: GpuStep) -> Tensor:
+        model, history = self._model, self._state.history
+        ids = history[tokens.owners, tokens.positions]
+        if kind.drafts:
+            drafts = self._layout.part("drafts", kind.tokens)
+            ids = torch.where(drafts < 0, ids, drafts)
+            # What is chosen after a draft token depends on it, too; where another one is chosen, that replaces it.
+            history.index_put_((tokens.owners, tokens.positions), ids)
+        hidden = model.embed(ids, tokens.positions)
         if model.aux is not None:
             model.aux.begin(hidden)
         hidden = self._layers.run(hidden, step, self._cache, model.aux)
         if model.aux is not None:
             model.aux.finish(len(model.layers), hidden, step.slots)
-        # Shared by all graphs.
-        wanted, choosers, lengths = (layout.part(name, kind.wanted) for name in ("wanted", "choosers", "lengths"))
-        logits = model.head(hidden.index_select(0, wanted), self._logits[: kind.wanted])
-        chosen, logprobs, sound = sample_tokens(logits, choosers, lengths, self._state)
-        return StepOutputs(logits, torch.stack([logprobs, sound.float()]), chosen)
+        return hidden
+
+    def _logits(self, hidden: Tensor, choosers: Tensor) -> Tensor:
+        return self._model.head(hidden, self._room[: len(hidden)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .step_tables import Room
+
 FEW = (1, 2, 4, 8)
 # Tokens of a step that is captured only once, with the largest number of sequences, some with one token: the wasted work
 # is small compared to a long step's products.
@@ -58,3 +60,42 @@ def buckets(most: int) -> list[int]:
 def bucket(count: int, most: int) -> int:
     """The next of :func:`buckets`."""
     return next(size for size in buckets(most) if size >= count)
+
+
+class StepKinds:
+    """The kinds of steps that fit a device's tables.
+
+    Args:
+        room: of the tables.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+
+    def of(self, counts: list[int], *, drafts: bool = False) -> StepKind:
+        """The smallest kind that fits sequences of so many tokens. With ``drafts`` one is sampled after each token."""
+        room, sequences = self._room, len(counts)
+        if max(counts) == 1:
+            return StepKind.of_singles(bucket(sequences, room.sequences))
+        tokens, few = bucket(sum(counts), room.tokens), min(FEW[-1], room.sequences)
+        if tokens > LONG:
+            return StepKind(tokens, room.sequences, True, room.sequences > 1)
+        most = few if sequences <= few else room.sequences
+        return StepKind(tokens, most, True, min(counts) == 1, tokens if drafts else 0)
+
+    def all(self) -> list[StepKind]:
+        """All of them, the largest first."""
+        room = self._room
+        prompts = [
+            StepKind(tokens, sequences, True, too)
+            for tokens in buckets(room.tokens)
+            if tokens > 1
+            for sequences in {room.sequences if tokens > LONG else min(FEW[-1], room.sequences), room.sequences}
+            for too in ((False,) if sequences == 1 else (True,) if tokens > LONG else (False, True))
+        ]
+        drafts = [kind._replace(drafts=kind.tokens) for kind in prompts if kind.tokens <= room.drafted]
+        return sorted([*self.singles(), *prompts, *drafts], reverse=True)
+
+    def singles(self) -> list[StepKind]:
+        """Those of one token of each sequence, the largest first."""
+        return [StepKind.of_singles(count) for count in reversed(buckets(self._room.sequences))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +26,36 @@ class Drafts:
     preparing: float = 0.0
 
 
+@dataclass(frozen=True)
+class PlannedChain:
+    """A draft that is to be computed elsewhere.
+
+    Attributes:
+        start, stop: the positions that the drafter's first step for it computes, after the last of which the first token comes.
+        longest: how many tokens it is to have.
+    """
+
+    start: int
+    stop: int
+    longest: int
+
+
+@dataclass(frozen=True)
+class DraftedChain:
+    """What was computed of it.
+
+    Attributes:
+        tokens: all of them.
+        of_use: how many are, from the first on.
+    """
+
+    tokens: list[int]
+    of_use: int
+
+
+Chains = Callable[[dict[Sequence, PlannedChain]], dict[Sequence, DraftedChain]]
+
+
 class Drafter(Protocol):
     """Proposes tokens that may come next, for the model to verify.
 
@@ -34,11 +65,13 @@ class Drafter(Protocol):
 
     longest_branch: int | None
 
-    def propose(self, plan: StepPlan) -> Drafts:
+    def propose(self, plan: StepPlan, chains: Chains | None = None) -> Drafts:
         """Draft tokens of a step. Called before every step is computed, after its blocks were moved.
 
         Args:
             plan: whose chunks say for how many drafts there are places.
+            chains: computes them elsewhere, without branches and constraints; None to choose each token here. Only where the
+                drafter has steps of its own.
         """
         ...
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..requests.sequence import Sequence
 from ..scheduling.plan import StepPlan
-from .drafter import Drafts
+from .drafter import Chains, Drafts
 from .tree import DraftBranch, TokenTree
 
 # Tokens that must have occurred before, at least and at most.
@@ -30,7 +30,7 @@ class LookupDrafter:
     def __init__(self) -> None:
         self._texts: WeakKeyDictionary[Sequence, _Tokens] = WeakKeyDictionary()
 
-    def propose(self, plan: StepPlan) -> Drafts:
+    def propose(self, plan: StepPlan, chains: Chains | None = None) -> Drafts:
         """Drafts for the sequences whose last tokens occurred before."""
         found = {}
         for chunk in plan.chunks:

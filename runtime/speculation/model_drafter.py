@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from torch import Tensor
 
 from ..decoder.batch import Run
-from ..decoder.kv_cache import KeysValues
 from ..decoder.model import Model
 from ..requests.sequence import Sequence
 from .caches import DraftCache
@@ -45,11 +44,6 @@ class ModelDrafter(StepwiseDrafter):
         self._device = device
         self._budget = token_budget
 
-    @property
-    def store(self) -> KeysValues:
-        """Its keys and values."""
-        return self._cache.store
-
     def unprepared(self, sequence: Sequence) -> int:
         """Those that have no keys and values of this model."""
         return len(sequence.tokens) - 1 - self._cache.known(sequence)
@@ -72,6 +66,9 @@ class ModelDrafter(StepwiseDrafter):
                 self._cache.computed(sequence, start, start + piece)
                 start += piece
         return count
+
+    def _begin(self, sequence: Sequence) -> tuple[int, int]:
+        return len(sequence.tokens) - 1, len(sequence.tokens)
 
     def _logits(self, sequences: list[Sequence]) -> Tensor:
         return self.compute([self._run(s, len(s.tokens) - 1, len(s.tokens), 1) for s in sequences]).cpu()

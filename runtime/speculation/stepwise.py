@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ..decoder.batch import Run
+from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
 from ..requests.sequence import Sequence
 from ..sampling.sampling import merits, trying
 from ..scheduling.plan import StepPlan
 from .caches import DraftCache
-from .drafter import Drafts
+from .drafter import Chains, Drafts, PlannedChain
 from .tree import DraftBranch, TokenTree
 
 
@@ -50,10 +51,6 @@ class GrowingDraft:
         """With the most likely of the others."""
         likely = sorted(self.others, reverse=True)[: self.branches]
         return TokenTree(self.chain, [DraftBranch(after, [token]) for _, after, token in likely])
-
-
-# From how long the draft of each sequence is to be to what was computed for it, and how many of these tokens, the first ones, are of use.
-Chains = Callable[[dict[Sequence, int]], dict[Sequence, tuple[list[int], int]]]
 
 
 class StepwiseDrafter(ABC):
@@ -92,6 +89,11 @@ class StepwiseDrafter(ABC):
         self._ends = ends
         self._seed = seed
 
+    @property
+    def store(self) -> KeysValues:
+        """Its keys and values."""
+        return self._cache.store
+
     @abstractmethod
     def unprepared(self, sequence: Sequence) -> int:
         """How many tokens it would have to compute before it can draft for a sequence."""
@@ -103,6 +105,10 @@ class StepwiseDrafter(ABC):
     @abstractmethod
     def _prepare(self, sequences: list[Sequence]) -> int:
         """Compute what comes before the drafts of some sequences; returns how many tokens that were."""
+
+    @abstractmethod
+    def _begin(self, sequence: Sequence) -> tuple[int, int]:
+        """The positions that a draft's first step computes, which count as computed from here on."""
 
     @abstractmethod
     def _logits(self, sequences: list[Sequence]) -> Tensor:
@@ -132,11 +138,11 @@ class StepwiseDrafter(ABC):
             for sequence, draft in growing.items():
                 self._cache.drafted(sequence, draft.chain)
         else:
-            found = chains({sequence: draft.longest for sequence, draft in growing.items()})
-            for sequence, (tokens, of_use) in found.items():
-                self._cache.drafted(sequence, tokens)
-                ends = (i + 1 for i, token in enumerate(tokens) if self._is_over(sequence, token))
-                growing[sequence].chain = tokens[: min(of_use, next(ends, of_use))]
+            found = chains({each: PlannedChain(*self._begin(each), draft.longest) for each, draft in growing.items()})
+            for sequence, drafted in found.items():
+                self._cache.drafted(sequence, drafted.tokens)
+                ends = (i + 1 for i, token in enumerate(drafted.tokens) if self._is_over(sequence, token))
+                growing[sequence].chain = drafted.tokens[: min(drafted.of_use, next(ends, drafted.of_use))]
         return Drafts({sequence: draft.tree() for sequence, draft in growing.items()}, prepared, preparing)
 
     def _grow(self, growing: dict[Sequence, GrowingDraft]) -> None:

@@ -59,7 +59,7 @@ target = TARGETS["sm_90"]
 with tiles_are_of(device), meta_stands_for(target), set_apart(), torch.inference_mode():
     executor = executor_on_meta(TINY, "w4a16", target, torch.int4, **limits)
     with noted(lambda launch: meta.add(name(launch))):
-        for kind in executor._kinds():
+        for kind in executor._kinds.all():
             executor._steps.body(kind)
 assert len(engine) > 20, len(engine)
 assert engine == meta, engine ^ meta

@@ -34,6 +34,7 @@ class DraftHead:
         after: after how many of the model's layers the states are taken that it reads.
         tokens: which token of the model's vocabulary each of its logits is for ``[draft vocabulary]``; None for the same order.
         fuse: from these states, one after another, to its own width.
+        stack: its layer, where that is computed at once.
 
     Raises:
         SmeltError: a tensor is missing, or it is not a head for this model.
@@ -60,7 +61,7 @@ class DraftHead:
         entry = self._layer.parts.norms["before_attention"]
         assert isinstance(entry, JoinedInputs)
         self._entry = entry
-        self._stack = operators.stack([self._layer.parts])
+        self.stack = operators.stack([self._layer.parts])
         own = checkpoint.has_matrix("embed_tokens")
         self._table: Any = model.token_table
         if own:
@@ -135,6 +136,11 @@ class DraftHead:
         """A step's tokens."""
         return Batch(runs, block_size)
 
+    def begin(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """What its layer reads ``[tokens, hidden]``, which takes the embeddings of tokens when it begins with that."""
+        self._entry.tokens = self._token_norm(self._table(tokens))
+        return self._first_norm(states)
+
     @torch.inference_mode()
     def __call__(self, batch: Batch, states: Tensor, store: KeysValues) -> tuple[Tensor, Tensor]:
         """What comes after some tokens.
@@ -147,11 +153,10 @@ class DraftHead:
         Returns:
             Logits of the wanted tokens ``[wanted, draft vocabulary]`` in float32, and their states.
         """
-        self._entry.tokens = self._token_norm(self._table(batch.tokens))
-        hidden = self._first_norm(states)
+        hidden = self.begin(batch.tokens, states)
         rotations = self.rotations.of(batch.positions, batch.lengths)
-        if self._stack is not None and self._stack.takes(batch, store):
-            hidden = self._stack(hidden, rotations, store, batch)
+        if self.stack is not None and self.stack.takes(batch, store):
+            hidden = self.stack(hidden, rotations, store, batch)
         else:
             hidden = self._layer(hidden, rotations, store, 0, batch)
         hidden = hidden[batch.wanted]

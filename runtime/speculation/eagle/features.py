@@ -45,7 +45,7 @@ class Features:
 
     def read(self, slots: Tensor) -> Tensor:
         """Those of some positions."""
-        return self._rows[slots]
+        return self._rows[slots.long()]
 
     def by_block(self) -> Tensor:
         """All of it, ``[1, blocks, positions, width]``."""

@@ -11,8 +11,8 @@ from ...decoder.batch import Run
 from ...requests.sequence import Sequence
 from ...scheduling.plan import StepPlan
 from ..caches import OwnCache
-from ..drafter import Drafts
-from ..stepwise import Chains, StepwiseDrafter
+from ..drafter import Chains, Drafts
+from ..stepwise import StepwiseDrafter
 from .draft_head import DraftHead
 from .features import Features
 
@@ -37,6 +37,9 @@ class HeadDrafter(StepwiseDrafter):
         ends: tokens that end a sequence.
         seed: for requests without one.
         token_budget: the most tokens that it computes at once.
+
+    Attributes:
+        together: the most positions that a draft's first step computes.
     """
 
     def __init__(
@@ -56,12 +59,13 @@ class HeadDrafter(StepwiseDrafter):
         super().__init__(cache, statistics, vocabulary=vocabulary, tokens=tokens, longest=longest, ends=ends, seed=seed)
         self.head, self.features = head, features
         self._device, self._budget = device, token_budget
+        self.together = min(_TOGETHER, token_budget)
         self._states: dict[Sequence, Tensor] = {}  # of each draft's last token
 
     def unprepared(self, sequence: Sequence) -> int:
         """Positions that have no keys and values, if they are more than a draft computes with its first token."""
         count = len(sequence.tokens) - 1 - self._cache.known(sequence)
-        return count if count > _TOGETHER else 0
+        return count if count > self.together else 0
 
     def compute(self, runs: list[Run]) -> Tensor:
         """A step of the head from the model's features; returns the wanted rows of logits."""
@@ -89,7 +93,7 @@ class HeadDrafter(StepwiseDrafter):
         count = 0
         for sequence in sequences:
             start, stop = self._cache.known(sequence), len(sequence.tokens) - 2
-            if stop + 1 - start <= _TOGETHER:
+            if stop + 1 - start <= self.together:
                 continue
             count += stop - start
             while start < stop:
@@ -99,18 +103,19 @@ class HeadDrafter(StepwiseDrafter):
                 start += piece
         return count
 
+    def _begin(self, sequence: Sequence) -> tuple[int, int]:
+        stop = len(sequence.tokens) - 1
+        start = min(self._cache.known(sequence), stop - 1)
+        self._cache.computed(sequence, start, stop)
+        return start, stop
+
     def _logits(self, sequences: list[Sequence]) -> Tensor:
         begun = [each for each in sequences if each in self._states]
         states = torch.stack([self._states[each] for each in begun]) if begun else None
         if begun:  # all drafts begin together, so that none of the others does
             runs = [self._run(each, len(each.tokens) - 2, len(each.tokens) - 1, 1) for each in sequences]
         else:
-            runs = []
-            for sequence in sequences:
-                stop = len(sequence.tokens) - 1
-                start = min(self._cache.known(sequence), stop - 1)
-                runs.append(self._run(sequence, start, stop, 1))
-                self._cache.computed(sequence, start, stop)
+            runs = [self._run(each, *self._begin(each), 1) for each in sequences]
         logits, states = self._computed(runs, states)
         self._states.update(zip(sequences, states, strict=True))
         return logits.cpu()
@@ -118,7 +123,7 @@ class HeadDrafter(StepwiseDrafter):
     def _run(self, sequence: Sequence, start: int, stop: int, wants: int) -> Run:
         """Some positions, with the tokens after them."""
         tokens = sequence.tokens[start + 1 : stop + 1]
-        few = len(tokens) <= _TOGETHER
+        few = len(tokens) <= self.together
         return Run(tokens, start, sequence.blocks, sequence.request.grows_to, wants, decodes=few and start > 0)
 
     def _computed(self, runs: list[Run], states: Tensor | None) -> tuple[Tensor, Tensor]:

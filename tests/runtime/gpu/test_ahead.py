@@ -177,15 +177,15 @@ def test_every_step_has_been_captured(most: int, both: Callable[..., tuple[Engin
     _, ahead = both(max_sequences=most, token_budget=700, max_length=32)
     executor = ahead.executor
     assert isinstance(executor, GpuExecutor)
-    captured = set(executor._kinds())
+    captured = set(executor._kinds.all())
     for sequences in range(1, most + 1):
-        kind = executor._kind(sequences, [1] * sequences)
+        kind = executor._kinds.of([1] * sequences)
         assert kind in captured
         assert sequences <= kind.tokens == kind.sequences <= 2 * sequences
     for tokens in (2, 17, 300, 512, 513, 613, 700):
         others = min(tokens - 2, most - 1)
         for counts in ([tokens], [tokens - others, *[1] * others]):
-            kind = executor._kind(tokens, counts)
+            kind = executor._kinds.of(counts)
             assert kind in captured
             assert kind.prompts
             assert kind.singles == (1 in counts) or tokens > 512

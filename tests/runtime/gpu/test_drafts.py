@@ -17,7 +17,11 @@ from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.gpu.sampled_steps import SampledSteps
 from smelt.runtime.gpu.step_kinds import StepKind
 from smelt.runtime.requests.output import RequestOutput
+from smelt.runtime.requests.sequence import Sequence
 from smelt.runtime.speculation.caches import OwnCache
+from smelt.runtime.speculation.drafter import DraftedChain, PlannedChain
+from smelt.runtime.speculation.eagle.head_drafter import HeadDrafter
+from smelt.runtime.speculation.stepwise import GrowingDraft
 from smelt.runtime.speculation.verification import VerifiedChain
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -170,7 +174,7 @@ def test_a_models_drafts_are_chosen_on_the_device(
         drafter: Any = engine.drafter
         assert isinstance(drafter._cache, OwnCache) == own_cache
         if not on_device:
-            executor._drafter_steps = None
+            executor._chained = None
         chosen: list[int] = []
         choose = drafter._next
         monkeypatch.setattr(drafter, "_next", lambda drafts, to=chosen, choose=choose: to.append(1) or choose(drafts))
@@ -205,10 +209,10 @@ def test_steps_are_timed_as_they_will_run(engine_of: Callable[..., Engine], monk
     engine = engine_of(drafter="itself", draft_tokens="auto")
     executor: Any = engine.executor
     kinds = {id(steps): [kind for one, kind in seen if one is steps] for steps in {one for one, _ in seen}}
-    of_model, of_drafter = kinds[id(executor._steps)], kinds[id(executor._drafter_steps)]
+    of_model, of_drafter = kinds[id(executor._steps)], kinds[id(executor._chained.later)]
     assert {kind.tokens for kind in of_model if kind.drafts} == {4, 32}
     assert {kind.tokens for kind in of_drafter} == {1, 4}
-    assert set(of_model) <= set(executor._kinds())
+    assert set(of_model) <= set(executor._kinds.all())
     expected = engine_of().generate(PROMPTS[:2], PARAMS[:2])
     assert_same(engine.generate(PROMPTS[:2], PARAMS[:2]), expected)
 
@@ -228,12 +232,57 @@ def test_a_draft_head_reads_what_the_models_steps_leave(
     directory = head.save(tmp_path / "head", speculators=True)
     engine = engine_of(drafter=str(directory), draft_tokens=3, draft_branches=branches)
     host = on_the_host(engine, monkeypatch)
+    engine.executor._chained = None  # type: ignore[attr-defined]  # drafts are chosen where they are watched
     watched = WatchedHead(engine, PROMPTS[:3], [each.completions[0].tokens for each in expected])
     assert_same(engine.generate(PROMPTS[:3], PARAMS[:3]), expected)
     assert engine.drafting is not None
     assert sum(engine.drafting.total.accepted) > 0
     assert bool(host) == bool(branches)
     assert watched.largest_error(head, every=2) < 1e-3
+
+
+@pytest.mark.parametrize("most", [288, pytest.param(8, marks=pytest.mark.slow)])
+def test_a_draft_heads_tokens_are_chosen_on_the_device(
+    engine_of: Callable[..., Engine],
+    tiny: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+) -> None:
+    """The same ones as on the host, in steps of up to so many tokens; drafts are made right but for every third token of an answer."""
+    monkeypatch.setattr(gpu_executor, "_VERIFIED", most)
+    model = AutoModelForCausalLM.from_pretrained(tiny("llama", num_hidden_layers=1, vocab_size=256))
+    head = ReferenceHead(model, vocabulary=250, after=(0, 1, 1)).eval().save(tmp_path / "head", speculators=True)
+    expected = engine_of().generate(PROMPTS, PARAMS)
+    answers = {tuple(each.prompt_tokens): each.completions[0].tokens for each in expected}
+    engine = engine_of(drafter=str(head), draft_tokens=3)
+    host = on_the_host(engine, monkeypatch)
+    drafter, chained = engine.drafter, engine.executor._chained  # type: ignore[attr-defined]
+    assert isinstance(drafter, HeadDrafter)
+    compute, counts = chained.of, set()
+
+    def both(planned: dict[Sequence, PlannedChain], *others: Any) -> dict[Sequence, DraftedChain]:
+        found = compute(planned, *others)
+        drafter._states.clear()
+        growing = {sequence: GrowingDraft(each.longest, 0) for sequence, each in planned.items()}
+        drafter._grow(growing)
+        right = {}
+        for sequence, draft in growing.items():
+            assert draft.chain == found[sequence].tokens[: len(draft.chain)]
+            assert len(draft.chain) == planned[sequence].longest or drafter._is_over(sequence, draft.chain[-1])
+            counts.add(planned[sequence].stop - planned[sequence].start)
+            answer = answers[tuple(sequence.request.prompt)][len(sequence.generated) :]
+            chain = [token if len(answer[i:]) % 3 else token ^ 1 for i, token in enumerate(answer[: len(draft.chain)])]
+            right[sequence] = DraftedChain(chain, len(chain))
+        return right
+
+    monkeypatch.setattr(chained, "of", both)
+    assert_same(engine.generate(PROMPTS, PARAMS), expected)
+    assert not host
+    assert 1 in counts
+    assert max(counts) > 1
+    assert engine.drafting is not None
+    assert sum(engine.drafting.total.accepted) > 0
 
 
 @pytest.mark.slow
@@ -251,14 +300,14 @@ def test_drafts_in_a_cache_that_is_too_small(engine_of: Callable[..., Engine]) -
 
 def test_each_step_with_drafts_has_a_kind(engine_of: Callable[..., Engine]) -> None:
     executor: Any = engine_of(drafter="lookup", draft_tokens=3).executor
-    kinds = set(executor._kinds())
+    kinds = set(executor._kinds.all())
     for counts in itertools.product([1, 2, 4], repeat=3):
         if sum(counts) > 3:
-            kind = executor._kind(sum(counts), list(counts), drafts=True)
+            kind = executor._kinds.of(list(counts), drafts=True)
             assert kind in kinds
             assert kind.wanted == kind.tokens >= sum(counts)
             assert kind.singles == (1 in counts)
-    assert {kind for kind in kinds if not kind.drafts} == set(engine_of().executor._kinds())  # type: ignore[attr-defined]
+    assert {kind for kind in kinds if not kind.drafts} == set(engine_of().executor._kinds.all())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -31,16 +31,20 @@ from smelt.runtime.kernels.base.kernel import Case
 from smelt.runtime.kernels.base.precompile import precompile
 from smelt.runtime.kernels.base.targets import TARGETS
 from smelt.runtime.kernels.tools.registry import KERNELS
+from transformers import AutoModelForCausalLM
 
 from ...tiny import make_model, save_model
+from ..speculation.head_reference import ReferenceHead
 from .mock_device import CUDA, Drawing, mock_device
 from .mock_driver import MockDriver
 
 TARGET = TARGETS["sm_90"]
 _TOKEN = 7  # what is "chosen"
+_HEAD = "a draft head"
 _DRAFTERS: list[dict[str, Any]] = [
     {"drafter": "lookup", "draft_tokens": 3},
     {"drafter": "early-exit:1"},
+    {"drafter": _HEAD, "draft_tokens": 2},
     {"drafter": "nested", "draft_tokens": 2},
     {"drafter": "nested", "draft_tokens": 2, "draft_branches": 2, "upper_bits_at": 1},
 ]
@@ -110,8 +114,12 @@ def rehearse_steps(driver: MockDriver, models: Sequence[tuple[str, str]], folder
 def _rehearse_drafts(folder: Path, drafters: Sequence[dict[str, Any]]) -> list[str]:
     """Engines with drafters; trees and the upper bits' answers are computed and chosen as the host asks for."""
     path = _model("llama", "W4in8", folder / "drafts")
+    model = AutoModelForCausalLM.from_pretrained(folder / "drafts" / "model", dtype=torch.bfloat16)
+    head = ReferenceHead(model, after=(1, 1, 2)).save(folder / "head", torch.bfloat16)
     failures = []
     for options in drafters:
+        if options["drafter"] == _HEAD:
+            options = {**options, "drafter": str(head)}
         # Those whose tokens the host chooses get what it makes of logits without values.
         choosing = "draft_branches" not in options
         wrong = _failure(

@@ -8,7 +8,7 @@ from smelt.runtime import Engine
 from smelt.runtime.requests.output import RequestOutput
 from smelt.runtime.requests.sequence import Sequence
 from smelt.runtime.scheduling.plan import StepPlan
-from smelt.runtime.speculation.drafter import Drafts
+from smelt.runtime.speculation.drafter import Chains, Drafts
 from smelt.runtime.speculation.tree import DraftBranch, TokenTree
 
 
@@ -25,7 +25,7 @@ class PretendDrafter:
         self._known = {tuple(output.prompt_tokens): output.completions[0].tokens for output in outputs}
         self._draw = random.Random(0)
 
-    def propose(self, plan: StepPlan) -> Drafts:
+    def propose(self, plan: StepPlan, chains: Chains | None = None) -> Drafts:
         """Chains and branches."""
         found = {}
         for chunk in plan.chunks:
