@@ -24,7 +24,7 @@ from smelt.runtime.costs.work import LinearCost, StepWork
 from smelt.runtime.decoder.batch import Batch, Run
 from smelt.runtime.decoder.model import Model
 from smelt.runtime.decoder.pipeline import Result, equal_pieces, pieces_of, pipelined
-from smelt.runtime.engine.loading import operators_for
+from smelt.runtime.engine.setup.loading import operators_for
 from smelt.runtime.parallel.launch import joined_at, started
 from smelt.runtime.parallel.ranks import ConnectedRanks
 from smelt.runtime.parallel.stages import ConnectedStages, divided

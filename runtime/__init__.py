@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..system.errors import RuntimeProblem
-from .engine.config import EngineConfig
+from .engine.setup.config import EngineConfig
 from .requests.params import SamplingParams
 
 if TYPE_CHECKING:

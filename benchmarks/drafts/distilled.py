@@ -16,8 +16,8 @@ from typing import Any
 from smelt.compress import Recipe, run
 from smelt.models.text.text_source import TextSource
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.engine.config import EngineConfig
-from smelt.runtime.engine.loading import load_model
+from smelt.runtime.engine.setup.config import EngineConfig
+from smelt.runtime.engine.setup.loading import load_model
 from smelt.runtime.measure.workload import text_prompts
 
 from ..common import REPOSITORY, save

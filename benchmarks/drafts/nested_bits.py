@@ -18,8 +18,8 @@ from smelt.compress import Recipe, run
 from smelt.runtime import EngineConfig
 from smelt.runtime.decoder.model import Model
 from smelt.runtime.decoder.prompt_states import prompt_states
-from smelt.runtime.engine.drafters import DraftModel
-from smelt.runtime.engine.loading import load_model
+from smelt.runtime.engine.drafters.draft_model import DraftModel
+from smelt.runtime.engine.setup.loading import load_model
 from torch import Tensor
 
 from ..common import REPOSITORY, SHARED, save

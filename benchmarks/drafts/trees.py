@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt.runtime import Engine
-from smelt.runtime.engine.drafters import drafting_of
+from smelt.runtime.engine.executors.draft_lengths import drafting_of
 
 from ..common import SHARED, save
 from ..random_model import BIG, build

@@ -14,7 +14,7 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.activations import ActivationRounding
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.engine.gpu_executor import GpuExecutor
+from smelt.runtime.engine.executors.gpu_executor import GpuExecutor
 from smelt.runtime.gpu import linears
 from smelt.runtime.gpu.operators import GpuOperators
 from smelt.runtime.heads import Heads

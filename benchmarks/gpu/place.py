@@ -98,7 +98,7 @@ class Place:
     @contextmanager
     def kernels(self) -> Iterator[None]:
         """Engines that are made inside compute on the GPU's kernels, also where they are interpreted."""
-        from smelt.runtime.engine import loading
+        from smelt.runtime.engine.setup import loading
         from smelt.runtime.gpu import GpuOperators
 
         before = loading._operators  # pyright: ignore[reportPrivateUsage]

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from smelt.models.directory.find import find_checkpoint
 from smelt.quant.scheme import resolve
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.engine.loading import in_own_thread
+from smelt.runtime.engine.setup.loading import in_own_thread
 from smelt.runtime.measure.calibrate import Shape
 from smelt.runtime.measure.random_checkpoint import write_random_checkpoint
 

@@ -24,7 +24,7 @@ from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.costs.calibration import Calibration
 from smelt.runtime.costs.model_size import ModelSize, model_size
 from smelt.runtime.costs.work import StepCost, StepWork
-from smelt.runtime.engine.host_blocks import HostBlocks
+from smelt.runtime.engine.setup.host_blocks import HostBlocks
 from smelt.runtime.measure.workload import random_prompt
 from smelt.runtime.requests.trace import Arrival
 from smelt.runtime.scheduling.plan import StepPlan

@@ -102,7 +102,7 @@ def serve(
     """
     from ...models.directory.find import find_checkpoint
     from ...models.structure.lora import Adapter
-    from ...runtime.engine.worker import work_unless_first
+    from ...runtime.engine.ranks.worker import work_unless_first
     from ...runtime.parallel.launch import launched_count
     from ...runtime.serve.app import Server
     from ...runtime.serve.http.config import ServerConfig

@@ -11,7 +11,7 @@ from ...models.directory.directory import ModelDirectory
 from ...models.directory.find import find_checkpoint
 from ...models.text.text_source import TextSource
 from ...runtime import EngineConfig
-from ...runtime.engine.config import NESTED, is_part
+from ...runtime.engine.setup.config import NESTED, is_part
 from ...runtime.speculation.counts import DraftCounts
 from ...system.progress import Progress
 from ...system.run_directory import digest

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime import Engine
-from ...runtime.engine.reserve import share_of
+from ...runtime.engine.ranks.reserve import share_of
 from ...system.device import device_named, free_memory, give_back
 from ...system.progress import Progress
 from ..results.result import Sample

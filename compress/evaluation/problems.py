@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...models.directory.directory import ModelDirectory
 from ...models.directory.find import find_checkpoint
 from ...runtime import RuntimeProblem
-from ...runtime.engine.config import LOOKUP, NESTED, is_part
+from ...runtime.engine.setup.config import LOOKUP, NESTED, is_part
 from ...system.device import device_named
 from ...system.errors import Problem, SmeltError
 from .guarantee import Guarantee

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...runtime.engine.config import EngineConfig
 from ...runtime.engine.engine import Engine
+from ...runtime.engine.setup.config import EngineConfig
 from ...runtime.requests.params import SamplingParams
 from ...system.device import give_back
 from ...system.errors import RuntimeProblem, SmeltError

@@ -1,1 +1,1 @@
-"""Requests, the scheduler, the block cache, and the executors that carry out its plans."""
+"""The engine: requests come in, its scheduler plans steps, an executor carries them out."""

@@ -7,31 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from ..requests.sequence import BeamCandidate, Request, Sequence
 from ..requests.text_stream import TextStream
-from ..sampling.sampling import changed_logits
+from ..sampling.beam_candidates import beam_ends
 from ..scheduling.scheduler import Scheduler, live
-
-
-def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list[BeamCandidate]:
-    """A beam's best continuations, the best first.
-
-    There are enough to continue every beam even if the best ones all end. Biases and penalties change
-    the log probabilities that score beams, as in transformers.
-    """
-    params = sequence.request.params
-    count = min(max(2, 1 + len(_ends(sequence.request, ends))) * params.beam_width, row.shape[-1])
-    logprobs = row.log_softmax(-1)
-    best = changed_logits(logprobs, sequence, ends).topk(count)
-    own = logprobs[best.indices].tolist()
-    likely = None if params.logprobs is None else logprobs.topk(params.logprobs)
-    top = None if likely is None else dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
-    return [
-        BeamCandidate(token, sequence.score + change, logprob, None if top is None else {**top, token: logprob})
-        for change, token, logprob in zip(best.values.tolist(), best.indices.tolist(), own, strict=True)
-    ]
 
 
 @dataclass(frozen=True)
@@ -54,7 +33,7 @@ def advance(request: Request, scheduler: Scheduler, ends: frozenset[int]) -> boo
     if any(beam.candidates is None for beam in beams):
         return False
     params = request.params
-    width, stops = params.beam_width, _ends(request, ends)
+    width, stops = params.beam_width, beam_ends(request, ends)
     length = len(beams[0].generated) + 1
     at_limit = length >= request.max_tokens
     pairs = sorted(
@@ -85,11 +64,6 @@ def _chosen(beam: Sequence, candidate: BeamCandidate, stops: frozenset[int]) -> 
         text.add(candidate.token, may_stop=len(beam.generated) + 1 >= params.min_tokens)
         return _Choice(beam, candidate, text, text.stopped_by)
     return _Choice(beam, candidate, None, None)
-
-
-def _ends(request: Request, ends: frozenset[int]) -> frozenset[int]:
-    own = frozenset(request.params.stop_token_ids)
-    return own if request.params.ignore_eos else own | ends
 
 
 def _finish(request: Request, score: float, choice: _Choice) -> None:

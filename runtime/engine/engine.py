@@ -38,19 +38,19 @@ from ..speculation.drafter import Drafter
 from ..speculation.lookup import LookupDrafter
 from ..weights.live_weights import LiveWeights
 from .beam import advance
-from .config import LOOKUP, EngineConfig
-from .drafters import drafting_of
 from .embedding import Pooling, embedding
 from .engine_thread import EngineThread
-from .executor import Executor, StepHandle, StepResult
-from .executors import EXECUTORS, ExecutorParts
-from .loading import on_device_of
+from .executors.draft_lengths import drafting_of
+from .executors.executor import Executor, StepHandle, StepResult
+from .executors.executors import EXECUTORS, ExecutorParts
 from .loop import EngineLoop, Stream
 from .new_requests import NewRequests, Prompt
+from .ranks.share import EngineShare
+from .ranks.worker import work_unless_first
+from .ranks.workers import StatesMessage, Workers
 from .scoring import grouped
-from .share import EngineShare
-from .worker import work_unless_first
-from .workers import StatesMessage, Workers
+from .setup.config import LOOKUP, EngineConfig
+from .setup.loading import on_device_of
 
 Sink = Callable[[RequestOutput], object]
 

@@ -11,9 +11,9 @@ import torch
 from ...system.errors import RuntimeProblem
 from ...system.progress import Log
 from ..decoder.model import Model
-from ..engine.config import EngineConfig
 from ..engine.engine import Engine
-from ..engine.loading import DTYPES
+from ..engine.setup.config import EngineConfig
+from ..engine.setup.loading import DTYPES
 from ..fusions import Fusions
 from ..gpu.operators import GpuOperators
 from ..kernels.rows.sample_tokens import choices, sample_tokens

@@ -25,8 +25,8 @@ from ...system.progress import Log
 from ..costs.calibration import Calibration, MeasuredStep, calibration
 from ..costs.model_size import ModelSize, model_size
 from ..costs.work import PAUSE_SECONDS, StepWork
-from ..engine.config import EngineConfig
 from ..engine.engine import Engine
+from ..engine.setup.config import EngineConfig
 from ..requests.params import SamplingParams
 from ..scheduling.plan import StepPlan
 from .random_checkpoint import write_random_checkpoint

@@ -13,7 +13,7 @@ import torch
 from ...system.progress import Log
 from ..decoder.batch import Batch, Run
 from ..decoder.model import Model
-from ..engine.loading import operators_for
+from ..engine.setup.loading import operators_for
 from ..weights.live_weights import LiveWeights
 
 _BLOCK = 16

@@ -19,9 +19,9 @@ from ...quant.scheme import Scheme
 from ...quant.stored.quantized_weight import QuantizedWeight
 from ...system.progress import Log
 from ..decoder.linears.linear import Linear
-from ..engine.config import EngineConfig
 from ..engine.engine import Engine
-from ..engine.loading import operators_for
+from ..engine.setup.config import EngineConfig
+from ..engine.setup.loading import operators_for
 from ..requests.trace import Arrival
 from ..weights.matrix import Matrix
 from ..weights.stored import reader_of

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from pydantic import Field
 
 from ...system.errors import SmeltError
-from ..engine.loading import awaited_thread
+from ..engine.setup.loading import awaited_thread
 from .http.errors import ApiError, no_such_model, refused
 from .http.gate import RequestGate
 from .model.loader import ModelLoader

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.runtime.engine import loading
-from smelt.runtime.engine.gpu_executor import GpuExecutor
+from smelt.runtime.engine.executors.gpu_executor import GpuExecutor
+from smelt.runtime.engine.setup import loading
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.gpu.step_kinds import StepKind
 from smelt.runtime.kernels.base.launch import Launch, noted

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import SamplingParams
-from smelt.runtime.engine import loading
+from smelt.runtime.engine.setup import loading
 from smelt.runtime.gpu import GpuOperators
 
 from ..runtime.kernels.interpreter import DEVICE

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import Engine
-from smelt.runtime.engine import loading
-from smelt.runtime.engine.gpu_executor import GpuExecutor
+from smelt.runtime.engine.executors.gpu_executor import GpuExecutor
+from smelt.runtime.engine.setup import loading
 from smelt.runtime.gpu import GpuOperators
 
 from ..runtime.engine import test_engine, test_scoring, test_text

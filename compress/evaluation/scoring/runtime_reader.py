@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ....runtime.decoder.model import Head
 from ....runtime.decoder.prompt_states import prompt_states
-from ....runtime.engine.config import EngineConfig
 from ....runtime.engine.engine import Engine
-from ....runtime.engine.loading import load_head, load_model
+from ....runtime.engine.setup.config import EngineConfig
+from ....runtime.engine.setup.loading import load_head, load_model
 from ....system.activation_store import ActivationStore
 from ....system.device import device_named, give_back, on
 from ....system.progress import Log, Progress

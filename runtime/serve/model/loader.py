@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from ....models.directory.find import find_checkpoint
-from ...engine.config import EngineConfig
 from ...engine.engine import Engine
 from ...engine.engine_thread import EngineThread
-from ...engine.loading import in_own_thread
-from ...engine.reserve import share_of
+from ...engine.ranks.reserve import share_of
+from ...engine.setup.config import EngineConfig
+from ...engine.setup.loading import in_own_thread
 from .answer_format import AnswerFormat
 from .served_model import ServedModel
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from ....system.errors import RuntimeProblem
-from ...engine.config import EngineConfig
-from ...engine.reserve import share_of
+from ...engine.ranks.reserve import share_of
+from ...engine.setup.config import EngineConfig
 from ..http.config import ServerConfig
 from .front import Front
 from .replica import EngineReplica, LatestMetrics, ReplicaPlan

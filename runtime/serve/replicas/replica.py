@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import Message
 
-from ...engine.config import EngineConfig
+from ...engine.setup.config import EngineConfig
 from ..app import Server
 from ..http.config import ServerConfig
 from ..model.loader import ModelLoader, load_all

@@ -10,8 +10,8 @@ import pytest
 from smelt.runtime import RuntimeProblem, SamplingParams
 from smelt.runtime.engine.engine import Engine
 from smelt.runtime.engine.engine_thread import EngineThread
-from smelt.runtime.engine.loading import in_own_thread
 from smelt.runtime.engine.loop import Stream
+from smelt.runtime.engine.setup.loading import in_own_thread
 
 from ...tiny import SMELT_6M
 from ..drive import engine

@@ -17,9 +17,9 @@ import torch
 from smelt.runtime import Engine, RequestOutput, RuntimeProblem, SamplingParams
 from smelt.runtime.blocks.block_cache import BlockCache
 from smelt.runtime.blocks.host_tier import HostTier
-from smelt.runtime.engine.beam import continuations
-from smelt.runtime.engine.executor import CompletedStep, StepHandle, StepResult
+from smelt.runtime.engine.executors.executor import CompletedStep, StepHandle, StepResult
 from smelt.runtime.requests.sequence import Request, Sequence, TokenScore
+from smelt.runtime.sampling.beam_candidates import continuations
 from smelt.runtime.sampling.sampling import Sampled
 from smelt.runtime.scheduling.admission import PeakAdmission
 from smelt.runtime.scheduling.plan import StepPlan

@@ -10,8 +10,8 @@ import pytest
 import torch
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.engine import loading
-from smelt.runtime.engine.gpu_executor import GpuExecutor
+from smelt.runtime.engine.executors.gpu_executor import GpuExecutor
+from smelt.runtime.engine.setup import loading
 from smelt.runtime.gpu import GpuOperators, step_kinds
 from smelt.runtime.gpu.step_kinds import StepKind
 from smelt.runtime.kernels.base.launch import Launch, may_overlap, noted, overlapping

@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.engine import drafters, gpu_executor, loading
-from smelt.runtime.engine.gpu_executor import GpuExecutor
+from smelt.runtime.engine.executors import draft_lengths, gpu_executor
+from smelt.runtime.engine.executors.gpu_executor import GpuExecutor
+from smelt.runtime.engine.setup import loading
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.gpu.sampled_steps import SampledSteps
 from smelt.runtime.gpu.step_kinds import StepKind
@@ -204,8 +205,8 @@ def test_steps_are_timed_as_they_will_run(engine_of: Callable[..., Engine], monk
     seen: list[tuple[object, StepKind]] = []
     body = SampledSteps.body
     monkeypatch.setattr(SampledSteps, "body", lambda self, kind: seen.append((self, kind)) or body(self, kind))
-    monkeypatch.setattr(drafters, "_MEASURING_SECONDS", 1000.0)
-    monkeypatch.setattr(drafters, "_ROWS", (1, 3, 24, 48))
+    monkeypatch.setattr(draft_lengths, "_MEASURING_SECONDS", 1000.0)
+    monkeypatch.setattr(draft_lengths, "_ROWS", (1, 3, 24, 48))
     engine = engine_of(drafter="itself", draft_tokens="auto")
     executor: Any = engine.executor
     kinds = {id(steps): [kind for one, kind in seen if one is steps] for steps in {one for one, _ in seen}}

@@ -12,7 +12,7 @@ from smelt.compress import Recipe, run
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams
 from smelt.runtime.decoder.model import Model
 from smelt.runtime.decoder.prompt_states import prompt_states
-from smelt.runtime.engine import loading
+from smelt.runtime.engine.setup import loading
 from smelt.runtime.gpu.linears import PackedLinear, on_kernels
 from smelt.runtime.gpu.nested import NestedGpuOperators
 from smelt.runtime.gpu.operators import GpuExperts

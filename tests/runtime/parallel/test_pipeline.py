@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from smelt.runtime.decoder.batch import Run
 from smelt.runtime.decoder.operators import Operators
 from smelt.runtime.decoder.pipeline import equal_pieces
-from smelt.runtime.engine.loading import operators_for
+from smelt.runtime.engine.setup.loading import operators_for
 from smelt.runtime.parallel.stages import divided
 from torch import Tensor
 

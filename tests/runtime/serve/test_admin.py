@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 import torch
-from smelt.runtime.engine.config import EngineConfig
+from smelt.runtime.engine.setup.config import EngineConfig
 from smelt.runtime.serve.http.config import ServerConfig
 from smelt.runtime.serve.model.loader import ModelLoader
 from smelt.system.device import free_memory

@@ -11,7 +11,7 @@ import pytest
 import torch
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.decoder.batch import Batch, Run
-from smelt.runtime.engine import drafters as drafters_module
+from smelt.runtime.engine.drafters import draft_model
 from smelt.runtime.speculation.caches import OwnCache
 from smelt.runtime.speculation.counts import DraftOutcome
 from smelt.runtime.speculation.tree import DraftBranch, TokenTree, TreeRuns
@@ -176,7 +176,7 @@ def test_a_second_choice_is_a_branch(
     """
     path = tiny("llama")
     if own_cache:
-        monkeypatch.setattr(drafters_module, "_ALIKE", -1.0)
+        monkeypatch.setattr(draft_model, "_ALIKE", -1.0)
     engine = Engine(path, drafter=str(path), draft_tokens=3, draft_branches=1, block_size=8, **ENGINE)
     assert isinstance(engine.drafter._cache, OwnCache) == own_cache  # type: ignore[union-attr]
     assert engine.drafter is not None

@@ -13,7 +13,7 @@ import torch
 from smelt.compress.evaluation.scoring import runtime_reader
 from smelt.compress.evaluation.scoring.runtime_reader import RuntimeReader
 from smelt.runtime import EngineConfig
-from smelt.runtime.engine.loading import load_model
+from smelt.runtime.engine.setup.loading import load_model
 from smelt.system.progress import Progress
 from torch import Tensor
 

@@ -179,6 +179,6 @@ def _children(parent: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             above = int(path.joinpath("stat").read_text().rpartition(")")[2].split()[1])
-            if above == parent and b"smelt.runtime.engine.worker" in path.joinpath("cmdline").read_bytes():
+            if above == parent and b"smelt.runtime.engine.ranks.worker" in path.joinpath("cmdline").read_bytes():
                 found.append(int(path.name))
     return found

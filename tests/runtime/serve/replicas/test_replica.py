@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from smelt.runtime.engine.config import EngineConfig
+from smelt.runtime.engine.setup.config import EngineConfig
 from smelt.runtime.serve.http.config import ServerConfig
 from smelt.runtime.serve.replicas.merged_metrics import merged
 from smelt.runtime.serve.replicas.replica import EngineReplica, HttpRequest, ReplicaPlan

@@ -11,25 +11,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..blocks.block_cache import Copy
-from ..decoder.batch import Run
-from ..decoder.kv_cache import KeysValues
-from ..decoder.logit_statistics import LogitStatistics
-from ..decoder.model import Model
-from ..requests.sequence import Request, Sequence, TokenLogprobs, TokenScore
-from ..sampling.sampling import Sampled, sample, top_logprobs
-from ..scheduling.plan import Chunk, StepPlan
-from ..speculation.counts import DraftOutcome
-from ..speculation.drafter import Drafter, Drafts
-from ..speculation.length import Drafted
-from ..speculation.stepwise import StepwiseDrafter
-from ..speculation.tree import TokenTree, TreeRuns
-from ..speculation.verification import verify
-from .beam import continuations
+from ...blocks.block_cache import Copy
+from ...decoder.batch import Run
+from ...decoder.kv_cache import KeysValues
+from ...decoder.logit_statistics import LogitStatistics
+from ...decoder.model import Model
+from ...requests.sequence import Request, Sequence, TokenLogprobs, TokenScore
+from ...sampling.beam_candidates import continuations
+from ...sampling.sampling import Sampled, sample, top_logprobs
+from ...scheduling.plan import Chunk, StepPlan
+from ...speculation.counts import DraftOutcome
+from ...speculation.drafter import Drafter, Drafts
+from ...speculation.length import Drafted
+from ...speculation.stepwise import StepwiseDrafter
+from ...speculation.tree import TokenTree, TreeRuns
+from ...speculation.verification import verify
+from ..ranks.workers import StepMessage, Workers
+from ..setup.host_blocks import HostBlocks
+from ..setup.loading import on_device_of
 from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
-from .host_blocks import HostBlocks
-from .loading import on_device_of
-from .workers import StepMessage, Workers
 
 
 @dataclass(frozen=True)

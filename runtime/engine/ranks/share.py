@@ -8,18 +8,19 @@ from typing import Self
 
 import torch
 
-from ...system.errors import RuntimeProblem
-from ...system.machine import human_bytes
-from ...system.progress import Log
-from ..cache_types import BY_NAME, cache_type_of, names_for
-from ..decoder.kv_cache import KeysValues
-from ..decoder.model import Model
-from ..parallel.stages import RankPlace
-from ..weights.checkpoint import Checkpoint
-from .config import EngineConfig
-from .drafters import DraftWeights, load_drafter
-from .host_blocks import HostBlocks
-from .loading import load_model
+from ....system.errors import RuntimeProblem
+from ....system.machine import human_bytes
+from ....system.progress import Log
+from ...cache_types import BY_NAME, cache_type_of, names_for
+from ...decoder.kv_cache import KeysValues
+from ...decoder.model import Model
+from ...parallel.stages import RankPlace
+from ...weights.checkpoint import Checkpoint
+from ..drafters.draft_weights import DraftWeights
+from ..drafters.load_drafter import load_drafter
+from ..setup.config import EngineConfig
+from ..setup.host_blocks import HostBlocks
+from ..setup.loading import load_model
 from .reserve import Reservation, host_slots, reserve
 from .workers import check_same, each_loaded, least
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...system.errors import RuntimeProblem
-from ...system.machine import human_bytes
-from ..decoder.kv_cache import KeysValues
-from ..scheduling.plan import StepPlan
-from ..scheduling.swapping import TransferCost
-from ..weights.matrix import bits
+from ....system.errors import RuntimeProblem
+from ....system.machine import human_bytes
+from ...decoder.kv_cache import KeysValues
+from ...scheduling.plan import StepPlan
+from ...scheduling.swapping import TransferCost
+from ...weights.matrix import bits
 
 _TRIALS = 5
 

@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ...system.errors import RuntimeProblem, nearest_name
-from ..cache_types import BY_NAME
-from ..fusions import Fusions
-from ..scheduling.policies.table import POLICIES
-from ..scheduling.swapping import SWAP_MODES, SwapMode
+from ....system.errors import RuntimeProblem, nearest_name
+from ...cache_types import BY_NAME
+from ...fusions import Fusions
+from ...scheduling.policies.table import POLICIES
+from ...scheduling.swapping import SWAP_MODES, SwapMode
 
 LOOKUP, NESTED = "lookup", "nested"
 EARLY_EXIT = re.compile(r"early-exit:([1-9]\d{0,3})")

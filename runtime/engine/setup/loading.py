@@ -15,20 +15,20 @@ from typing import TypeVar
 
 import torch
 
-from ...system.device import device_named, on
-from ...system.errors import RuntimeProblem
-from ...system.progress import Log
-from ..decoder.model import Head, Model
-from ..decoder.operators import Operators
-from ..kernels.base.launch import overlapping
-from ..native.library import kernels
-from ..native.nested import NestedOperators
-from ..native.operators import NativeOperators
-from ..parallel.stages import OnlyHead, RankPlace
-from ..speculation.eagle.head_checkpoint import is_head
-from ..weights.checkpoint import Checkpoint
-from ..weights.host_stream import HostLayers
-from ..weights.layer_stream import DiskLayers
+from ....system.device import device_named, on
+from ....system.errors import RuntimeProblem
+from ....system.progress import Log
+from ...decoder.model import Head, Model
+from ...decoder.operators import Operators
+from ...kernels.base.launch import overlapping
+from ...native.library import kernels
+from ...native.nested import NestedOperators
+from ...native.operators import NativeOperators
+from ...parallel.stages import OnlyHead, RankPlace
+from ...speculation.eagle.head_checkpoint import is_head
+from ...weights.checkpoint import Checkpoint
+from ...weights.host_stream import HostLayers
+from ...weights.layer_stream import DiskLayers
 from .config import DTYPE_NAMES, NESTED, EngineConfig
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def load_model(
     if config.reproducible:
         return opened, Model(opened, _reproducible(computing, where, config, log))
     if config.compile:
-        from ..decoder.compiled import CompiledOperators
+        from ...decoder.compiled import CompiledOperators
 
         return opened, Model(opened, CompiledOperators(computing, where))
     place = place or RankPlace()
@@ -166,7 +166,7 @@ def operators_for(dtype: torch.dtype, device: torch.device, *, log: Log) -> Oper
 
 
 def _reproducible(dtype: torch.dtype, device: torch.device, config: EngineConfig, log: Log) -> Operators:
-    from ..native.reproducible import ReproducibleOperators
+    from ...native.reproducible import ReproducibleOperators
 
     native = config.native and not config.compile
     compiled = kernels(log) if native and device.type == "cpu" and dtype == torch.bfloat16 else None
@@ -184,9 +184,9 @@ def _operators(
     dtype: torch.dtype, device: torch.device, config: EngineConfig, log: Log, *, drafts: bool = False
 ) -> Operators:
     if device.type != "cpu":
-        from ..gpu import GpuOperators
-        from ..gpu.linears import HALVES
-        from ..gpu.nested import NestedGpuOperators
+        from ...gpu import GpuOperators
+        from ...gpu.linears import HALVES
+        from ...gpu.nested import NestedGpuOperators
 
         try:
             if config.drafter != NESTED:

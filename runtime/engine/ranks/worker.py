@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from ...system.child_processes import ends_with
-from ...system.errors import SmeltError
-from ..decoder.prompt_states import prompt_states
-from ..parallel.launch import joined_at, joined_by_environment, launched_count, launched_rank
-from ..parallel.ranks import RankLost, Ranks
-from ..parallel.stages import divided
-from .config import EngineConfig
-from .loading import on_device_of
+from ....system.child_processes import ends_with
+from ....system.errors import SmeltError
+from ...decoder.prompt_states import prompt_states
+from ...parallel.launch import joined_at, joined_by_environment, launched_count, launched_rank
+from ...parallel.ranks import RankLost, Ranks
+from ...parallel.stages import divided
+from ..setup.config import EngineConfig
+from ..setup.loading import on_device_of
 from .share import EngineShare
 from .workers import StatesMessage, here, kind, on_gpu, received
 
@@ -63,7 +63,7 @@ def work_unless_first(config: EngineConfig) -> None:
 
 
 def main() -> int:
-    """What the first rank starts: ``python -m smelt.runtime.engine.worker PARENT PLACE RANK COUNT DEVICE``."""
+    """What the first rank starts: ``python -m smelt.runtime.engine.ranks.worker PARENT PLACE RANK COUNT DEVICE``."""
     parent, place, rank, count, device = sys.argv[1:]
     ends_with(int(parent))
     # The first rank ends it.

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...system.device import device_named, free_memory
-from ...system.errors import RuntimeProblem
-from ...system.machine import human_bytes
-from ..decoder.context_parallel import ring_bytes
-from ..decoder.model import Model
-from .config import EngineConfig
-from .drafters import DraftWeights
+from ....system.device import device_named, free_memory
+from ....system.errors import RuntimeProblem
+from ....system.machine import human_bytes
+from ...decoder.context_parallel import ring_bytes
+from ...decoder.model import Model
+from ..drafters.draft_weights import DraftWeights
+from ..setup.config import EngineConfig
 
 _SUMS = 64 << 20
 
@@ -85,7 +85,7 @@ def reserve(
     if model.device.type == "cpu":
         activations = _guessed(model, max_length, token_budget, rows)
     else:
-        from ..gpu.memory import measured_activations
+        from ...gpu.memory import measured_activations
 
         # Steps and their graphs have their own memory. In addition: logits, and scores and tokens of filtered rows;
         # the tokens of each sequence, and its table, here and there.

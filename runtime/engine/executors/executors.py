@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ...system.progress import Log
-from ..decoder.kv_cache import KeysValues
-from ..decoder.model import Model
-from ..decoder.operators import ExecutorName
-from ..speculation.drafter import Drafter
-from ..speculation.model_drafter import ModelDrafter
-from .config import EngineConfig
+from ....system.progress import Log
+from ...decoder.kv_cache import KeysValues
+from ...decoder.model import Model
+from ...decoder.operators import ExecutorName
+from ...speculation.drafter import Drafter
+from ...speculation.model_drafter import ModelDrafter
+from ..ranks.workers import Workers
+from ..setup.config import EngineConfig
+from ..setup.host_blocks import HostBlocks
 from .executor import Executor
-from .host_blocks import HostBlocks
 from .torch_executor import TorchExecutor
-from .workers import Workers
 
 
 @dataclass(frozen=True)

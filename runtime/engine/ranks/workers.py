@@ -14,19 +14,19 @@ from typing import Self
 
 import torch
 
-from ...system.child_processes import OtherProcesses
-from ...system.device import device_named
-from ...system.errors import RuntimeProblem, SmeltError
-from ..decoder.batch import Run
-from ..parallel.launch import joined_by_environment, launched_count, started
-from ..parallel.ranks import RankLost, Ranks
-from ..parallel.stages import RankPlace, divided
-from ..scheduling.plan import StepPlan
-from ..weights.checkpoint import Checkpoint
-from .config import EngineConfig
+from ....system.child_processes import OtherProcesses
+from ....system.device import device_named
+from ....system.errors import RuntimeProblem, SmeltError
+from ...decoder.batch import Run
+from ...parallel.launch import joined_by_environment, launched_count, started
+from ...parallel.ranks import RankLost, Ranks
+from ...parallel.stages import RankPlace, divided
+from ...scheduling.plan import StepPlan
+from ...weights.checkpoint import Checkpoint
+from ..setup.config import EngineConfig
 from .reserve import share_of
 
-_MODULE = "smelt.runtime.engine.worker"
+_MODULE = "smelt.runtime.engine.ranks.worker"
 _LIBRARIES = ("smelt", "torch", "transformers", "compressed-tensors")
 # Most steps fit into the first message; a longer one has a second.
 _FIRST = 1024

@@ -6,38 +6,36 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...system.progress import Log
-from ..decoder.kv_cache import KeysValues
-from ..decoder.logit_statistics import LogitStatistics
-from ..decoder.model import Model
-from ..gpu.cache import GpuKeysValues
-from ..gpu.draft_chains import DraftChains, on_host
-from ..gpu.head_steps import head_steps
-from ..gpu.layers import GpuLayers
-from ..gpu.sampled_steps import ModelSteps, StepOutputs
-from ..gpu.step_kinds import StepKinds, buckets
-from ..gpu.step_tables import Room, SequenceTokens, TableLayout
-from ..kernels.base.targets import target_of
-from ..kernels.rows.sample_tokens import SamplingState, choices, sample_tokens
-from ..requests.noise import PhiloxNoise
-from ..requests.params import SamplingParams
-from ..requests.sequence import Request, Sequence, TokenLogprobs
-from ..sampling.sampling import Sampled, sequence_seed, top_logprobs
-from ..scheduling.plan import Chunk, StepPlan
-from ..speculation.counts import DraftOutcome
-from ..speculation.drafter import DraftedChain, Drafter, Drafts, PlannedChain
-from ..speculation.eagle.head_drafter import HeadDrafter
-from ..speculation.length import Drafted
-from ..speculation.model_drafter import ModelDrafter
-from ..speculation.verification import VerifiedChain
-from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
-from .host_blocks import HostBlocks
+from ....system.progress import Log
+from ...decoder.kv_cache import KeysValues
+from ...decoder.logit_statistics import LogitStatistics
+from ...decoder.model import Model
+from ...gpu.cache import GpuKeysValues
+from ...gpu.draft_chains import DraftChains
+from ...gpu.head_steps import head_steps
+from ...gpu.layers import GpuLayers
+from ...gpu.sampled_steps import ModelSteps
+from ...gpu.step_kinds import StepKinds, buckets
+from ...gpu.step_tables import Room, SequenceTokens, TableLayout
+from ...kernels.base.targets import target_of
+from ...kernels.rows.sample_tokens import SamplingState, choices, sample_tokens
+from ...requests.noise import PhiloxNoise
+from ...requests.params import SamplingParams
+from ...requests.sequence import Request, Sequence
+from ...sampling.sampling import Sampled, sequence_seed, top_logprobs
+from ...scheduling.plan import Chunk, StepPlan
+from ...speculation.drafter import DraftedChain, Drafter, Drafts, PlannedChain
+from ...speculation.eagle.head_drafter import HeadDrafter
+from ...speculation.length import Drafted
+from ...speculation.model_drafter import ModelDrafter
+from ..setup.host_blocks import HostBlocks
+from .executor import CompletedStep, RunsBatches, StepHandle
+from .launched_step import LaunchedStep, SentOutputs
 from .torch_executor import TorchExecutor
 
 _EDITS = 64  # of logits, per request on the device
@@ -177,13 +175,13 @@ class GpuExecutor(TorchExecutor):
             self._stale -= fresh
         return self._chained.of(planned, slots, fresh)
 
-    def _start(self, plan: StepPlan, drafts: SequenceOf[SequenceOf[int]]) -> _LaunchedStep:
+    def _start(self, plan: StepPlan, drafts: SequenceOf[SequenceOf[int]]) -> LaunchedStep:
         """Start a step whose tokens are sampled on the device."""
         parts = [self._part(chunk, draft) for chunk, draft in zip(plan.chunks, drafts, strict=True)]
         counts = [part.count for part in parts]
         kind = self._kinds.of(counts, drafts=any(drafts))
         found = self._steps.start(kind, parts, [chunk.sequence.request.grows_to for chunk in plan.chunks])
-        return _LaunchedStep(plan, drafts, _Sent.of(found, plan, drafts))
+        return LaunchedStep(plan, drafts, SentOutputs.of(found, plan, drafts))
 
     def warm_up(self, log: Log) -> None:
         """Compile the kernels and capture the graphs.
@@ -302,98 +300,6 @@ class GpuExecutor(TorchExecutor):
             top = None if count is None else top_logprobs(logits[rows[i]], token, count)
             found[sequences[i]] = [Sampled(token, logprob, top)]
         return found
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """A step's outputs on their way to the host.
-
-    Attributes:
-        scores, chosen: as in :class:`StepOutputs`.
-        wanting: of rows whose most likely tokens are asked for: where they are in ``best``, and how many.
-        best: the most likely tokens' log probabilities, and these tokens; None if nobody asks for them.
-        event: after which all have come; None if they have.
-    """
-
-    scores: Tensor
-    chosen: Tensor
-    wanting: dict[int, tuple[int, int]]
-    best: tuple[Tensor, Tensor] | None
-    event: torch.cuda.Event | None
-
-    @classmethod
-    def of(cls, found: StepOutputs, plan: StepPlan, drafts: SequenceOf[SequenceOf[int]]) -> _Sent:
-        """Start the copy to the host."""
-        asked: dict[int, int] = {}
-        row = 0
-        for chunk, draft in zip(plan.chunks, drafts, strict=True):
-            rows = range(row, row := row + 1 + len(draft))
-            count = chunk.sequence.request.params.logprobs
-            if chunk.is_last and count is not None:
-                asked |= dict.fromkeys(rows, count)
-        best, wanting = None, {row: (row, count) for row, count in asked.items()}
-        if asked:
-            logits = found.logits[:row]
-            if any(drafts):  # many rows, and no next step is being prepared that a copy to the device would hold up
-                logits = logits[torch.tensor(list(asked), device=logits.device)]
-                wanting = {row: (place, count) for place, (row, count) in enumerate(asked.items())}
-            values, tokens = logits.log_softmax(-1).topk(max(1, *asked.values()))
-            best = (on_host(values), on_host(tokens))
-        scores, chosen, event = on_host(found.scores), on_host(found.chosen), None
-        if found.scores.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record()
-        return cls(scores, chosen, wanting, best, event)
-
-
-@dataclass(frozen=True)
-class _LaunchedStep:
-    """A running step.
-
-    Attributes:
-        drafts: a chain for each chunk, empty for most.
-    """
-
-    plan: StepPlan
-    drafts: SequenceOf[SequenceOf[int]]
-    sent: _Sent
-    completed: bool = False
-
-    def collect(self) -> StepResult:
-        """Its results; waits for the device."""
-        return self.with_outcomes()[0]
-
-    def with_outcomes(self) -> tuple[StepResult, dict[Sequence, DraftOutcome]]:
-        """The same, and what became of its drafts."""
-        if self.sent.event is not None:
-            self.sent.event.synchronize()
-        logprobs, sound = self.sent.scores.tolist()
-        tokens = self.sent.chosen.tolist()
-        result, outcomes = StepResult(), {}
-        row = 0
-        for chunk, draft in zip(self.plan.chunks, self.drafts, strict=True):
-            rows = range(row, row := row + 1 + len(draft))
-            if not sound[rows.start] and chunk.is_last:
-                result.broken.append(chunk.sequence)
-            elif chunk.is_last:
-                mine = slice(rows.start, rows.stop)
-                found = VerifiedChain.of(draft, tokens[mine], sound[mine])
-                result.tokens[chunk.sequence] = [
-                    Sampled(tokens[i], logprobs[i], self._top(i, tokens[i], logprobs[i])) for i in rows[: found.count]
-                ]
-                if draft:
-                    outcomes[chunk.sequence] = found.outcome
-        return result, outcomes
-
-    def _top(self, row: int, token: int, logprob: float) -> TokenLogprobs | None:
-        """The most likely tokens at a row, if they are asked for."""
-        if row not in self.sent.wanting or self.sent.best is None:
-            return None
-        place, count = self.sent.wanting[row]
-        values, best = (part[place, :count].tolist() for part in self.sent.best)
-        top = dict(zip(best, values, strict=True))
-        top.setdefault(token, logprob)
-        return top
 
 
 def _chain_of(proposed: Drafts, chunk: Chunk) -> list[int]:

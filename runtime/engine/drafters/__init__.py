@@ -1,0 +1,1 @@
+"""What drafts with weights, loaded and checked against the model that verifies."""

@@ -1,0 +1,48 @@
+"""The drafter that an engine's configuration names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ....system.errors import RuntimeProblem
+from ....system.progress import Log
+from ...decoder.model import Model
+from ...parallel.stages import RankPlace
+from ...speculation.eagle.head_checkpoint import is_head
+from ...weights.checkpoint import Checkpoint
+from ..setup.config import LOOKUP, NESTED, EngineConfig
+from .draft_model import DraftModel
+from .draft_weights import DraftWeights
+from .loaded_head import LoadedHead
+
+
+def load_drafter(
+    config: EngineConfig, opened: Checkpoint, verifier: Model, place: RankPlace, *, log: Log
+) -> DraftWeights | None:
+    """Load what a configuration names; None if that has no weights, and on all ranks but the first, which drafts for all.
+
+    Args:
+        config: of the engine.
+        opened: the verifier's checkpoint.
+        verifier: the model that verifies, or this rank's part of it.
+        place: this process' among those that compute the model.
+        log: gets messages for the user.
+
+    Raises:
+        SmeltError: it cannot be read, or does not fit the verifier.
+    """
+    if config.drafter in (None, LOOKUP) or place.world.rank > 0:
+        return None
+    if config.drafter == NESTED:
+        return DraftModel.nested(opened, verifier, log=log)
+    if config.exit_layer is not None:
+        return DraftModel.early_exit(verifier, config.exit_layer, log=log)
+    assert config.drafter is not None
+    path = Path(config.drafter)
+    if not path.is_dir():
+        raise RuntimeProblem(
+            f"drafter is {config.drafter}; it must be {LOOKUP}, {NESTED}, early-exit:N or a checkpoint's directory"
+        )
+    if is_head(path):
+        return LoadedHead.load(path, config, verifier, log=log)
+    return DraftModel.load(path, config, opened, verifier, log=log)

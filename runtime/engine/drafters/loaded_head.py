@@ -1,0 +1,96 @@
+"""Draft heads for an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from ....system.errors import RuntimeProblem
+from ....system.progress import Log
+from ...decoder.draft_inputs import AuxStates
+from ...decoder.kv_cache import KeysValues
+from ...decoder.model import Model
+from ...speculation.eagle.draft_head import DraftHead
+from ...speculation.eagle.features import Features
+from ...speculation.eagle.head_checkpoint import HeadCheckpoint
+from ...speculation.eagle.head_drafter import HeadCache, HeadDrafter
+from ..setup.config import EngineConfig
+from ..setup.host_blocks import HostBlocks
+from ..setup.loading import load_operators, on_device_of
+
+
+@dataclass(frozen=True)
+class LoadedHead:
+    """A draft head.
+
+    Attributes:
+        head: the head.
+    """
+
+    head: DraftHead
+    is_part = False
+
+    @classmethod
+    def load(cls, path: Path, config: EngineConfig, verifier: Model, *, log: Log) -> Self:
+        """Load one for a model.
+
+        Args:
+            path: its directory.
+            config: of the engine.
+            verifier: the model that verifies.
+            log: gets messages for the user.
+
+        Raises:
+            SmeltError: it cannot be read, or does not fit the verifier.
+        """
+        if config.ranks > 1:
+            raise RuntimeProblem(
+                f"drafter is {path}, a draft head, which reads what all layers leave, and {config.division}; use lookup or a model"
+            )
+        if config.compile:
+            raise RuntimeProblem(
+                f"drafter is {path}, a draft head, which reads what is between layers that compile joins; leave compile out"
+            )
+        head = DraftHead(HeadCheckpoint(path), verifier, load_operators(verifier.dtype, config, log=log, drafts=True))
+        where = ", ".join(map(str, head.after))
+        log(f"a draft head of one layer reads what the model leaves after {where} of {len(verifier.layers)} layers")
+        return cls(head)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its weights, besides those that it shares with the verifier."""
+        return self.head.nbytes
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes that it adds to a cache block."""
+        return self.head.block_bytes(block_size)
+
+    def drafter(
+        self,
+        model: Model,
+        store: KeysValues,
+        blocks: int,
+        ends: frozenset[int],
+        config: EngineConfig,
+        *,
+        max_length: int,
+        host: HostBlocks | None,
+    ) -> HeadDrafter:
+        """The drafter, for which the model's steps leave features from here on."""
+        head, size = self.head, config.block_positions
+        features = Features(head.fuse, blocks, size, head.hidden, head.dtype, head.device)
+        model.aux = AuxStates(head.after, store, features.write)
+        if host is not None:
+            host.hold(features.by_block())
+        return HeadDrafter(
+            head,
+            HeadCache(head.keys_values(blocks, size), blocks),
+            features,
+            on_device_of(model),
+            vocabulary=model.spec.vocabulary,
+            longest=max_length,
+            ends=ends,
+            seed=config.seed,
+            token_budget=config.token_budget,
+        )

@@ -1,0 +1,1 @@
+"""What an engine is set up from: its configuration, the loaded model, and room for cache blocks in host memory."""
