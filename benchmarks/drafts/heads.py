@@ -29,7 +29,7 @@ from smelt.runtime.measure.workload import text_prompts as prompts_of
 from ..common import SHARED, save
 from ..random_model import BIG, build
 from .forced import Acceptance
-from .speculation import PROMPT, SMALL, Pair, forms_of, measure, random_prompts, text_prompts
+from .speculation import MORE, PROMPT, SMALL, Pair, forms_of, measure, random_prompts, text_prompts
 
 # How a head is trained; smelt distill's other settings are its defaults.
 TRAINING = {"data": {"writer": "teacher"}, "learning_rate": 2e-3, "batch": 8}
@@ -99,7 +99,7 @@ def main() -> None:
     others = text_prompts(list(tokenizer(text).input_ids), 8, copies=False)
     rows: dict[str, list[dict[str, Any]]] = {"small": [], "others": [], "big": []}
     for pair in small:
-        rows["small"] += [measure(pair, prompts[:count], turns=turns) for count in (1, 8)]
+        rows["small"] += [measure(pair, prompts[:count], turns=MORE * turns) for count in (1, 8)]
         rows["small"].append(measure(pair, prompts, turns=1, draft_tokens=3))  # for the acceptance of a fixed number
         rows["others"].append(measure(pair, others, turns=1, draft_tokens=3))
     shares = {row["pair"]: row["agreement"] for row in rows["small"] if row["draft_tokens"] == 3}

@@ -16,6 +16,7 @@ from ..requests.params import SamplingParams
 from ..requests.sequence import Sequence, TokenLogprobs
 
 _SEED_STEP = 1_000_003
+_NUCLEUS = 256  # of the most likely tokens, so many are looked at first
 
 
 @dataclass(frozen=True)
@@ -118,14 +119,22 @@ def narrowed(row: Tensor, params: SamplingParams) -> Tensor:
     if 0 < params.top_k < len(row):
         row = row.masked_fill(row < row.topk(params.top_k).values[-1], nothing)
     if params.top_p < 1:
-        ordered, order = row.sort(stable=True)
-        dropped = ordered.softmax(-1).cumsum(-1) <= 1 - params.top_p
-        dropped[-1] = False
-        row = row.masked_fill(torch.zeros_like(dropped).scatter(0, order, dropped), nothing)
+        row = row.masked_fill(row < _lowest_of_nucleus(row, params.top_p), nothing)
     if params.min_p > 0:
         shares = row.softmax(-1)
         row = row.masked_fill(shares < params.min_p * shares.max(), nothing)
     return row
+
+
+def _lowest_of_nucleus(row: Tensor, top_p: float) -> Tensor:
+    """The lowest logit that top-p keeps: those above it have less than ``top_p`` of the probability."""
+    total, count = row.logsumexp(-1), _NUCLEUS
+    while True:  # to sort the whole vocabulary takes as long as a small model's step
+        best = row.topk(min(count, len(row))).values
+        reached = (best - total).exp().cumsum(-1)
+        if reached[-1] >= top_p or len(best) == len(row):
+            return best[min(int(torch.searchsorted(reached, top_p)), len(best) - 1)]
+        count *= 16
 
 
 def sequence_seed(sequence: Sequence, seed: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from smelt.runtime import SamplingParams
 from smelt.runtime.decoder.logit_statistics import logit_statistics
+from smelt.runtime.requests.noise import TokenNoise
 from smelt.runtime.requests.sequence import Request, Sequence
 from smelt.runtime.sampling.sampling import changed_logits, narrowed, sample
 from torch import Tensor
@@ -59,6 +61,31 @@ def test_narrowing_keeps_what_transformers_keeps(params: dict[str, Any]) -> None
         row = logits_of(seed)
         expected = warpers(torch.zeros(1, 1, dtype=torch.long), row[None].clone())[0]
         torch.testing.assert_close(narrowed(row, asked), expected)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("top_p", [0.3, 0.95, 0.999999])
+def test_top_p_of_a_large_vocabulary_keeps_what_transformers_keeps(spread: float, top_p: float) -> None:
+    """However many tokens that are; but for those at the limit, as sums of so many depend on their order."""
+    row = torch.randn(50_000, generator=torch.Generator().manual_seed(1)) * spread
+    kept = narrowed(row, SamplingParams(top_p=top_p)).isfinite()
+    if spread == 0:  # all are as likely as the last one that stays
+        assert kept.all()
+        return
+    expected = TopPLogitsWarper(top_p)(torch.zeros(1, 1, dtype=torch.long), row[None].clone())[0].isfinite()
+    shares = row.double().softmax(-1)
+    assert float(shares[kept != expected].sum()) < 1e-5
+
+
+def test_noise_is_exponential_down_to_the_smallest() -> None:
+    """The least of much noise decides which token is chosen."""
+    draws = torch.cat([TokenNoise(seed).of(0, 1 << 20) for seed in range(32)])
+    assert draws.min() > 0
+    assert draws.isfinite().all()
+    for limit in (1e-6, 1e-4, 1e-2, 1.0, 5.0, 12.0):
+        expected = -math.expm1(-limit) * len(draws)
+        found = int((draws < limit).sum())
+        assert abs(found - expected) < 5 * math.sqrt(expected * math.exp(-limit))
 
 
 def test_the_repetition_penalty_is_transformers() -> None:

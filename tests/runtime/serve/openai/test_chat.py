@@ -160,7 +160,7 @@ def test_a_required_call_has_arguments_of_its_schema(client: openai.OpenAI) -> N
 def test_a_streamed_call_concatenates_to_the_whole_one(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "smelt-6m", "messages": MESSAGES, "tools": [WEATHER, TIME], "max_tokens": 200, "temperature": 1.0, "seed": 1,
-        "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+        "tool_choice": {"type": "function", "function": {"name": "get_weather"}}, "parallel_tool_calls": False,
     }  # fmt: skip
     whole = client.chat.completions.create(**asked).choices[0]
     assert whole.finish_reason == "stop"  # as at OpenAI, for a named tool
