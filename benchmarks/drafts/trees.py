@@ -22,7 +22,7 @@ from smelt.runtime.engine.executors.draft_lengths import drafting_of
 from ..common import SHARED, save
 from ..random_model import BIG, build
 from .forced import Acceptance, force
-from .speculation import OUTPUT, PROMPT, SMALL, Pair, draft, forms_of, opened, text_prompts, turn
+from .speculation import MORE, OUTPUT, PROMPT, SMALL, Pair, draft, forms_of, opened, text_prompts, turn
 
 BRANCHES = 4
 SEQUENCES = (1, 8)
@@ -97,7 +97,7 @@ def main() -> None:
     ]
     known = {pair.name: acceptance(pair, prompts) for pair in small}
     print(known, flush=True)
-    rows = [compare(pair, prompts[:count], given.turns) for pair in small for count in SEQUENCES]
+    rows = [compare(pair, prompts[:count], MORE * given.turns) for pair in small for count in SEQUENCES]
 
     model = given.scratch / "bf16"
     if not (model / "config.json").is_file():
@@ -107,7 +107,7 @@ def main() -> None:
     form = forms_of(model, given.scratch, calibrated=False)["w4"]
     big = [
         Pair(small[0].name, model, str(form)),
-        Pair("bf16, drafted by its first 11 of 22 layers", model, "early-exit:11"),
+        Pair("bf16, drafted by its first 8 of 16 layers", model, "early-exit:8"),
         Pair(small[2].name, model, "lookup"),
     ]
     forced = [

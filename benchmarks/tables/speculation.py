@@ -43,11 +43,19 @@ def _spread(ratios: list[float]) -> str:
     return f"{first:.2f} to {third:.2f}"
 
 
+def _turns(results: Any, ratios: str) -> str:
+    """How many there were of each model."""
+    of_small = len(results["small"][0][ratios])
+    found = f"Medians of {results['turns']} turns"
+    if of_small == results["turns"]:
+        return found
+    return f"{found}, of smelt-6m's of {of_small}, whose middle half is in brackets instead of their range"
+
+
 def speculation(results: Any) -> str:
     """Without drafts and with them."""
     return (
-        f"Medians of {results['turns']} turns, of smelt-6m's of {len(results['small'][0]['ratios'])}, whose middle half is in brackets instead of their range; ratios of neighbours in time."
-        " `accepted` is the share of draft tokens that are right where those before"
+        f"{_turns(results, 'ratios')}; ratios of neighbours in time. `accepted` is the share of draft tokens that are right where those before"
         " them are. smelt-6m on real text:\n\n"
         + markdown(_DRAFTED, _drafted_lines(results["small"]))
         + "\nA Llama of 1.1 billion random weights, whose drafts are made right as often as those of the same pair above:\n\n"
@@ -119,7 +127,7 @@ def heads(results: Any) -> str:
     places = [held_out[f"accepted {i + 1}"] for i in range(len(held_out) // 2)]
     return (
         f"A head trained for smelt-6m on {results['tokens']} tokens that the model wrote; of such text that was held out exact verification would accept, by place"
-        f" in a draft and if those before are right, {', '.join(map(_share, places))} of sampled tokens. Medians of {results['turns']} turns; smelt-6m on the builtin evaluation text, which is like what it learned"
+        f" in a draft and if those before are right, {', '.join(map(_share, places))} of sampled tokens. {_turns(results, 'ratios')}. smelt-6m on the builtin evaluation text, which is like what it learned"
         " from:\n\n"
         + markdown(_DRAFTED, _drafted_lines(results["small"]))
         + "\nOf greedy drafts of three tokens are right, where those before them are, on that text and on WikiText-2, which is not:\n\n"
@@ -141,7 +149,7 @@ def token_trees(results: Any) -> str:
         return (
             row["pair"], str(row["sequences"]), f"{statistics.median(rates[0] for rates in row['rates']):.1f}",
             f"{row['chains']:.2f}", f"{row['trees']:.2f}",
-            f"**{statistics.median(row['beside']):.2f}** ({min(row['beside']):.2f} to {max(row['beside']):.2f})",
+            f"**{statistics.median(row['beside']):.2f}** ({_spread(row['beside'])})",
             *("-" if row[name] is None else f"{row[name]:.2f}" for name in ("chain_tokens", "tree_tokens")),
             f"{row['branched']:.1f}", "yes" if row["same_tokens"] else "no",
         )  # fmt: skip
@@ -160,7 +168,7 @@ def token_trees(results: Any) -> str:
     )
     known = [(name, _share(each["share"]), _share(each["caught"])) for name, each in results["acceptance"].items()]
     return (
-        f"Medians of {results['turns']} turns, in which no drafts, chains and trees of up to {results['branches']} branches follow each other. `chains`"
+        f"{_turns(results, 'beside')}, in which no drafts, chains and trees of up to {results['branches']} branches follow each other. `chains`"
         " and `trees` are beside no drafts. Of smelt-6m on real text, chains of three with up to four branches:\n\n"
         + markdown(
             ("model", "chain's next token right", "a branch right, if one begins where the chain is wrong"), known

@@ -31,9 +31,11 @@ _OTHERS_COUNT, _KEPT = 4.0, 0.97
 _MOST_DECIDING, _MOST_SKIPPED = 0.0025, 64
 # Steps of a number of sequences without drafts that are measured before it drafts for as many, and the share of the known time that is so much
 # less that more are.
-_MEASURED, _SHORTER = 3, 0.9
-# Steps with drafts after which one without is measured again, since what drafts gain is known only beside it: the more, the more they gain.
-_FRESH, _LEAST_FRESH, _PER_GAIN = 64, 8, 128
+_MEASURED, _SHORTER = 3, 0.95
+# Steps with drafts after which some without are measured again, since what drafts gain is known only beside them: the more, the more they
+# gain; and how many without follow each other then, at least.
+_COMPARED = 2
+_FRESH, _LEAST_FRESH, _PER_GAIN = 64, 8, 64
 # Tokens that a drafter may compute before a draft that is only tried.
 _FEW = 16
 # Of all sequences together.
@@ -292,8 +294,10 @@ class AdaptiveDrafts(FixedDrafts):
 
     def _learn_plain(self, sequences: int, seconds: float) -> None:
         if sequences in self._left:
+            if self._left[sequences] <= 0:
+                self._left[sequences] -= 1
             # Otherwise what is known is too long, and the next step has no drafts either.
-            if seconds > _SHORTER * self._plain.of(sequences):
+            if self._left[sequences] <= -_COMPARED and seconds > _SHORTER * self._plain.of(sequences):
                 self._left[sequences] = self._fresh
             # Longer contexts make steps with drafts longer, too.
             self._verifying.scale(self._plain.measured(sequences, seconds))
