@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-import torch
 from torch import Tensor
 
 from ..kernels.rows.sample_tokens import SamplingState
-from ..speculation.eagle.draft_head import DraftHead
-from ..speculation.eagle.features import Features
+from ..speculation.eagle.head_drafter import HeadDrafter
 from .cache import GpuKeysValues
 from .gpu_step import GpuStep
 from .layers import GpuLayers
@@ -23,12 +21,11 @@ class HeadSteps(SampledSteps):
     """Steps of a draft head, at whose positions the token after each is read; the first ones of drafts, or those that go on with them.
 
     Args:
-        head: the draft head; its layer is :class:`GpuLayers`.
-        features: what the model made of tokens, which the first ones read; None for those that go on with ``states``.
+        drafter: whose head they are of; its layer is :class:`GpuLayers`.
         states: ``[sequences + 1, hidden]``, by slot what the last step made of the last token; the last row is for padding.
-        cache: the head's keys and values.
         layout, state, device, graphs: see :class:`SampledSteps`.
         logits: float32 ``[wanted, vocabulary of the model]``, room that all steps share.
+        goes_on: whether they read ``states``; the first ones read what the model made of tokens.
         longest: the most tokens of a sequence.
     """
 
@@ -36,23 +33,25 @@ class HeadSteps(SampledSteps):
 
     def __init__(
         self,
-        head: DraftHead,
-        features: Features | None,
+        drafter: HeadDrafter,
         states: Tensor,
-        cache: GpuKeysValues,
         layout: TableLayout,
         state: SamplingState,
         logits: Tensor,
         device: AbstractContextManager[object],
         *,
+        goes_on: bool,
         longest: int,
         graphs: bool,
     ) -> None:
+        head, cache = drafter.head, drafter.store
         assert isinstance(head.stack, GpuLayers)
+        assert isinstance(cache, GpuKeysValues)
         rotary = RotaryBuffers(head.rotations, head.dtype, head.device, tokens=layout.room.tokens, longest=longest)
         linears = head.linears().values()
         super().__init__(head.stack, linears, cache, layout, state, rotary, device, head.device, graphs=graphs)
-        self._head, self._features, self._states, self._room = head, features, states, logits
+        self._head, self._states, self._room = head, states, logits
+        self._features = None if goes_on else drafter.features
         self._tokens = None if head.tokens is None else head.tokens.to(head.device)
 
     def _hidden(self, kind: StepKind, tokens: Tokens, step: GpuStep) -> Tensor:
@@ -66,24 +65,3 @@ class HeadSteps(SampledSteps):
         if self._tokens is None:
             return self._head.head(hidden, room)
         return room.fill_(float("-inf")).index_copy_(1, self._tokens, self._head.head(hidden))
-
-
-def head_steps(
-    head: DraftHead,
-    features: Features,
-    cache: GpuKeysValues,
-    layout: TableLayout,
-    state: SamplingState,
-    logits: Tensor,
-    device: AbstractContextManager[object],
-    *,
-    longest: int,
-    graphs: bool,
-) -> tuple[HeadSteps, HeadSteps]:
-    """The first ones of drafts, and those that go on with them; arguments as of :class:`HeadSteps`."""
-    states = torch.zeros(layout.room.sequences + 1, head.hidden, dtype=head.dtype, device=head.device)
-    first, later = (
-        HeadSteps(head, each, states, cache, layout, state, logits, device, longest=longest, graphs=graphs)
-        for each in (features, None)
-    )
-    return first, later

@@ -34,8 +34,8 @@ _MOST_DECIDING, _MOST_SKIPPED = 0.0025, 64
 _MEASURED, _SHORTER = 3, 0.95
 # Steps with drafts after which some without are measured again, since what drafts gain is known only beside them: the more, the more they
 # gain; and how many without follow each other then, at least.
-_COMPARED = 2
 _FRESH, _LEAST_FRESH, _PER_GAIN = 64, 8, 64
+_COMPARED = 2
 # Tokens that a drafter may compute before a draft that is only tried.
 _FEW = 16
 # Of all sequences together.

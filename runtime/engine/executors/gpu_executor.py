@@ -17,7 +17,7 @@ from ...decoder.logit_statistics import LogitStatistics
 from ...decoder.model import Model
 from ...gpu.cache import GpuKeysValues
 from ...gpu.draft_chains import DraftChains
-from ...gpu.head_steps import head_steps
+from ...gpu.head_steps import HeadSteps
 from ...gpu.layers import GpuLayers
 from ...gpu.sampled_steps import ModelSteps
 from ...gpu.step_kinds import StepKinds, buckets
@@ -108,13 +108,15 @@ class GpuExecutor(TorchExecutor):
             return DraftChains(steps, steps, self._layout)
         if isinstance(drafter, HeadDrafter) and isinstance(drafter.head.stack, GpuLayers):
             assert isinstance(drafter.store, GpuKeysValues)
-            room = self._layout.room
+            head, room = drafter.head, self._layout.room
             # Tables of its own: attention of its heads may have other tiles.
             of_tile = drafter.head.stack.tokens_of_tile(drafter.store)
             mine = Room(max(room.drafted, room.sequences, drafter.together), room.sequences, room.blocks, of_tile)
             layout, options = TableLayout(mine, self._place), {"longest": self._longest, "graphs": self._captures}
-            steps = (drafter.head, drafter.features, drafter.store, layout, self._choices, self._logits, self._device)
-            return DraftChains(*head_steps(*steps, **options), layout)
+            states = torch.zeros(mine.sequences + 1, head.hidden, dtype=head.dtype, device=self._place)
+            steps = (drafter, states, layout, self._choices, self._logits, self._device)
+            first, later = (HeadSteps(*steps, goes_on=goes_on, **options) for goes_on in (False, True))
+            return DraftChains(first, later, layout)
         return None
 
     def runs_ahead(self, request: Request) -> bool:
