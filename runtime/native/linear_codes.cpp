@@ -18,8 +18,17 @@ namespace {
 constexpr int kPanel = 6;      // as many rows as have all their sums in registers
 constexpr int kPaired = 3;      // up to as many are multiplied by two tiles at a time
 constexpr int kAhead = 2048;   // bytes of weights that are asked for in advance
-constexpr int kFarAhead = 4096;  // where codes are multiplied as fast as they come
 constexpr int kTileRows = 16;  // from here on matrix tiles are used, where there are any
+
+// The same for two tiles at a time, whose codes are multiplied as fast as they come. On AMD's Zen 4 as in linear_dense.cpp: by way of the
+// second cache 1.15 to 1.25 times as fast where memory is fast, 1.05 times where others use it.
+#if defined(SMELT_AMD)
+constexpr auto kPairsHint = _MM_HINT_T1;
+constexpr int kPairsAhead = 1024, kExactAhead = 1024;
+#else
+constexpr auto kPairsHint = _MM_HINT_T0;
+constexpr int kPairsAhead = 2048, kExactAhead = 4096;
+#endif
 
 // How codes stand: of 4 bits, of 8, or of 8 in two planes.
 enum Form { kFour, kEight, kPlanes };
@@ -176,10 +185,10 @@ SMELT_KEEPS_SUMS void two_tiles_int8(const Codes& w, const Rounded& x, int64_t t
             for (int v = 0; v < 4; v++) {
                 const int64_t from = v / 2 * bytes + v % 2 * 64;
                 a[v] = _mm512_loadu_si512(code + from);
-                _mm_prefetch((const char*)code + from + kAhead, _MM_HINT_T0);
+                _mm_prefetch((const char*)code + from + kPairsAhead, kPairsHint);
                 if constexpr (kForm == kPlanes) {
                     const __m512i upper = a[v], lower = _mm512_loadu_si512(low + from);
-                    _mm_prefetch((const char*)low + from + kAhead, _MM_HINT_T0);
+                    _mm_prefetch((const char*)low + from + kPairsAhead, kPairsHint);
                     a[v] = first_columns(upper, lower);
                     b[v] = second_columns(upper, lower);
                 } else if constexpr (kForm == kFour) {
@@ -368,7 +377,7 @@ SMELT_KEEPS_SUMS void two_tiles_exact(const Codes& w, const bf16* x, const float
             for (int v = 0; v < 4; v++) {
                 const uint8_t* from = code + v / 2 * bytes + v % 2 * 64;
                 c[v] = _mm512_loadu_si512(from);
-                _mm_prefetch((const char*)from + kFarAhead, _MM_HINT_T0);
+                _mm_prefetch((const char*)from + kExactAhead, kPairsHint);
             }
 #pragma GCC unroll 4
             for (int pair = 0; pair < 4; pair++) {
