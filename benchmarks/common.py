@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+import tempfile
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
 RESULTS = REPOSITORY / "benchmarks" / "results"
+SCRATCH = Path(tempfile.gettempdir()) / "smelt-benchmarks"  # models that are made once
 
 
 def machine() -> dict[str, Any]:

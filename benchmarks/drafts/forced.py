@@ -1,16 +1,18 @@
-"""Drafts that are right with a given probability, after all the work of a drafter: random weights say nothing of acceptance."""
+"""Drafts that are right as often as another pair's, after all the work of a drafter: random weights say nothing of acceptance."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from smelt.runtime import Engine
 from smelt.runtime.requests.sequence import Sequence
 from smelt.runtime.scheduling.plan import Chunk, StepPlan
 from smelt.runtime.speculation.drafter import Chains, Drafter, Drafts
+from smelt.runtime.speculation.length import Drafted, FixedDrafts
 from smelt.runtime.speculation.lookup import LookupDrafter, parts_of
+from smelt.runtime.speculation.stepwise import DraftChoice, GrowingDraft, StepwiseDrafter
 from smelt.runtime.speculation.tree import DraftBranch, TokenTree
 
 
@@ -21,46 +23,62 @@ class Acceptance:
     Attributes:
         share: of a chain's tokens, if those before them are.
         caught: of one of the branches that begin where the chain is wrong.
+        tokens: chains' tokens one after another: the odds of the drafter's second choice against each, and whether it was right; empty
+            of drafters that have no odds.
     """
 
     share: float
     caught: float = 0.0
+    tokens: list[tuple[float, bool]] = field(default_factory=list, repr=False)
+
+    def always_wrong(self) -> Acceptance:
+        """The same odds, and nothing right."""
+        return Acceptance(0.0, 0.0, [(odds, False) for odds, _ in self.tokens])
 
 
-class ForcedDrafter:
-    """Does a drafter's work, and has other tokens. Lookup drafts as many as it may, as if it always found some.
+class RecordedDrafts(FixedDrafts):
+    """A fixed number of draft tokens, of which it is recorded what became of each."""
 
-    Args:
-        drafter: the drafter.
-        outputs: the right tokens, by prompt.
-        acceptance: how often to be right.
-    """
+    def __init__(self, count: int, branches: int = 0, longest_branch: int | None = 1) -> None:
+        super().__init__(count, branches, longest_branch)
+        self._tokens: list[tuple[float, bool]] = []
 
-    def __init__(self, drafter: Drafter, outputs: dict[tuple[int, ...], list[int]], acceptance: Acceptance) -> None:
-        self._drafter, self._outputs, self._acceptance = drafter, outputs, acceptance
-        self.longest_branch = drafter.longest_branch
+    def ran(self, plan: StepPlan, drafted: Drafted, now: float) -> None:
+        """Record a step's drafts."""
+        super().ran(plan, drafted, now)
+        for each in drafted.of.values():
+            self._tokens += [(odds, i < each.accepted) for i, odds in enumerate(each.odds[: each.tried])]
+
+    def acceptance(self) -> Acceptance:
+        """What was recorded."""
+        total = self.total
+        return Acceptance(total.agreement or 0.0, total.caught / total.beside if total.beside else 0.0, self._tokens)
+
+
+class _Answers:
+    """Right and wrong tokens, by what a sequence says without drafts."""
+
+    def __init__(self, outputs: dict[tuple[int, ...], list[int]], acceptance: Acceptance) -> None:
+        self._outputs, self._acceptance = outputs, acceptance
         self._draw = random.Random(0)
+        self._place = 0
 
-    def unprepared(self, sequence: Sequence) -> int:
-        """As many as the drafter's."""
-        return self._drafter.unprepared(sequence)
+    def after(self, sequence: Sequence, count: int) -> list[int]:
+        """The right tokens that come next."""
+        known = self._outputs[tuple(sequence.request.prompt)][len(sequence.generated) :]
+        return (known + [0] * count)[:count]
 
-    def replaced(self, sequence: Sequence, block: int, by: int) -> None:
-        """As the drafter does."""
-        self._drafter.replaced(sequence, block, by)
+    def choice(self, sequence: Sequence, branches: int) -> DraftChoice:
+        """What the other pair's drafter chose next, in the order in which it did."""
+        tokens, (right,) = self._acceptance.tokens, self.after(sequence, 1)
+        odds, is_right = tokens[self._place % len(tokens)]
+        self._place += 1
+        caught = not is_right and self._draw.random() < self._acceptance.caught
+        others = [right if caught and i == 0 else _wrong(right, 2 + i) for i in range(branches)]
+        return DraftChoice(right if is_right else _wrong(right, 1), odds, [(odds, token) for token in others])
 
-    def propose(self, plan: StepPlan, chains: Chains | None = None) -> Drafts:
-        """Right and wrong tokens in the place of the drafter's."""
-        drafts = self._drafter.propose(plan, chains)
-        if isinstance(self._drafter, LookupDrafter):
-            drafts.of.update({chunk.sequence: _found(chunk) for chunk in plan.chunks if chunk.drafts})
-        for sequence, tree in drafts.of.items():
-            known = self._outputs[tuple(sequence.request.prompt)][len(sequence.generated) :]
-            right = known + [0] * (2 * len(tree.chain))
-            self._fill(tree, right)
-        return drafts
-
-    def _fill(self, tree: TokenTree, right: list[int]) -> None:
+    def fill(self, tree: TokenTree, right: SequenceOf[int]) -> None:
+        """The tokens of a tree that has none; each is right with the same probability."""
         share = self._acceptance.share
         for i in range(len(tree.chain)):
             tree.chain[i] = right[i] if self._draw.random() < share else _wrong(right[i], 1)
@@ -76,8 +94,31 @@ class ForcedDrafter:
                 branch.tokens[i] = token if is_right else _wrong(token, 2 + number)
 
 
+class _ForcedLookup:
+    """As many tokens as there may be, as if it always found some."""
+
+    def __init__(self, drafter: LookupDrafter, answers: _Answers) -> None:
+        self._drafter, self._answers = drafter, answers
+        self.longest_branch = drafter.longest_branch
+
+    def unprepared(self, sequence: Sequence) -> int:
+        return self._drafter.unprepared(sequence)
+
+    def replaced(self, sequence: Sequence, block: int, by: int) -> None:
+        self._drafter.replaced(sequence, block, by)
+
+    def propose(self, plan: StepPlan, chains: Chains | None = None) -> Drafts:
+        drafts = self._drafter.propose(plan, chains)
+        drafts.of.update({chunk.sequence: _found(chunk) for chunk in plan.chunks if chunk.drafts})
+        for sequence, tree in drafts.of.items():
+            self._answers.fill(tree, self._answers.after(sequence, 2 * len(tree.chain)))
+        return drafts
+
+
 def force(engine: Engine, prompts: SequenceOf[list[int]], outputs: list[list[int]], acceptance: Acceptance) -> None:
     """Let an engine's drafter be right so often.
+
+    It does all its work. The tokens of drafts, and how sure the drafter was of them, are then those of the other pair, one after another.
 
     Args:
         engine: with a drafter.
@@ -85,9 +126,20 @@ def force(engine: Engine, prompts: SequenceOf[list[int]], outputs: list[list[int
         outputs: what it says without drafts.
         acceptance: how often.
     """
-    assert engine.drafter is not None
+    drafter: Drafter | None = engine.drafter
     known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, outputs, strict=True)}
-    engine.executor._drafter = ForcedDrafter(engine.drafter, known, acceptance)  # type: ignore[attr-defined]
+    answers = _Answers(known, acceptance)
+    if isinstance(drafter, LookupDrafter):
+        engine.executor._drafter = _ForcedLookup(drafter, answers)  # type: ignore[attr-defined]
+        return
+    assert isinstance(drafter, StepwiseDrafter)
+    chosen = type(drafter)._next
+
+    def forced(drafts: dict[Sequence, GrowingDraft]) -> dict[Sequence, DraftChoice | None]:
+        chosen(drafter, drafts)
+        return {sequence: answers.choice(sequence, draft.branches) for sequence, draft in drafts.items()}
+
+    drafter._next = forced  # type: ignore[method-assign]
 
 
 def _found(chunk: Chunk) -> TokenTree:

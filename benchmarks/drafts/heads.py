@@ -1,6 +1,6 @@
 """Draft heads (EAGLE-3) beside no drafts and beside a model's W4 form, in turns.
 
-    python -m benchmarks.drafts.heads --scratch /var/tmp/smelt-cpu [--turns 5] [--tokens 1M]
+    python -m benchmarks.drafts.heads [--turns 5] [--tokens 1M]
 
 A head is trained for smelt-6m by what ``smelt distill --for-drafting --head`` runs, and written in bfloat16 and in W4A16. Then a Llama of 1.1 billion
 seeded random weights has random heads of its own size, whose tokens are made right as often as those of smelt-6m's were on the builtin evaluation text (see
@@ -26,10 +26,20 @@ from smelt.models.text.text_source import TextSource
 from smelt.quant.scheme import resolve
 from smelt.runtime.measure.workload import text_prompts as prompts_of
 
-from ..common import SHARED, save
+from ..common import SCRATCH, SHARED, save
 from ..random_model import BIG, build
-from .forced import Acceptance
-from .speculation import MORE, PROMPT, SMALL, Pair, forms_of, measure, random_prompts, text_prompts
+from .speculation import (
+    MORE,
+    PROMPT,
+    RECORDED,
+    SMALL,
+    Pair,
+    acceptance,
+    forms_of,
+    measure,
+    random_prompts,
+    text_prompts,
+)
 
 # How a head is trained; smelt distill's other settings are its defaults.
 TRAINING = {"data": {"writer": "teacher"}, "learning_rate": 2e-3, "batch": 8}
@@ -80,7 +90,9 @@ def pairs_of(model: Path, w4: Path, head: Path, head_w4: Path) -> list[Pair]:
 def main() -> None:
     """Measure both models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument(
+        "--scratch", type=Path, default=SCRATCH, help="where models are made and kept, %(default)s by default"
+    )
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--tokens", default="1M")
     given = parser.parse_args()
@@ -94,15 +106,17 @@ def main() -> None:
     )
     tokenizer = ModelDirectory("", SMALL).tokenizer()
     make = prompts_of(tokenizer, PROMPT, TextSource("builtin", "evaluation"))
-    prompts = [make(PROMPT, seed) for seed in range(8)]
-    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:40000]
-    others = text_prompts(list(tokenizer(text).input_ids), 8, copies=False)
-    rows: dict[str, list[dict[str, Any]]] = {"small": [], "others": [], "big": []}
+    prompts = [make(PROMPT, seed) for seed in range(RECORDED)]
+    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:100000]
+    others = text_prompts(list(tokenizer(text).input_ids), RECORDED, copies=False)
+    rows: dict[str, list[dict[str, Any]]] = {"small": [], "big": []}
+    known = {pair.name: acceptance(pair, prompts) for pair in small}
+    shares = {
+        "builtin": {name: each.share for name, each in known.items()},
+        "WikiText-2": {pair.name: acceptance(pair, others).share for pair in small},
+    }
     for pair in small:
         rows["small"] += [measure(pair, prompts[:count], turns=MORE * turns) for count in (1, 8)]
-        rows["small"].append(measure(pair, prompts, turns=1, draft_tokens=3))  # for the acceptance of a fixed number
-        rows["others"].append(measure(pair, others, turns=1, draft_tokens=3))
-    shares = {row["pair"]: row["agreement"] for row in rows["small"] if row["draft_tokens"] == 3}
     model = scratch / "bf16"
     if not (model / "config.json").is_file():
         build(model, 16, BIG)
@@ -112,9 +126,15 @@ def main() -> None:
     for pair in (pairs[0], pairs[2]):
         for count in (1, 8):
             asked = random_prompts(count)
-            rows["big"].append(measure(pair, asked, turns=turns, forced=Acceptance(shares[pair.name])))
+            rows["big"].append(measure(pair, asked, turns=turns, forced=known[pair.name]))
     record = json.loads((head / "smelt.json").read_text(encoding="utf-8"))["draft_head"]
-    found = {"turns": turns, "tokens": given.tokens, "held_out": record["training"]["curve"][-1]["held_out"], **rows}
+    found = {
+        "turns": turns,
+        "tokens": given.tokens,
+        "held_out": record["training"]["curve"][-1]["held_out"],
+        "acceptance": shares,
+        **rows,
+    }
     print(save("heads", f"python -m benchmarks.drafts.heads --turns {turns} --tokens {given.tokens}", found))
 
 

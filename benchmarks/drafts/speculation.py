@@ -1,10 +1,10 @@
 """Speculative decoding beside the same engine without drafts, in turns.
 
-    python -m benchmarks.drafts.speculation --scratch /var/tmp/smelt-cpu [--turns 5]
+    python -m benchmarks.drafts.speculation [--turns 5]
 
 First smelt-6m and its own forms on real text, whose acceptance is real. Then a Llama of 1.1 billion seeded random weights, which says nothing
-of acceptance: its drafters do all their work, and each of their tokens is then replaced by the right one with the probability that was measured for
-the same pair of formats of smelt-6m, and by a wrong one otherwise; lookup has as many tokens as are asked for, as if it always found some. Each row is one engine: a turn without drafts, a turn with them.
+of acceptance: its drafters do all their work, and what they choose is then replaced by a right or a wrong token, as it was of the same pair of
+formats of smelt-6m, one after another, with the odds that its second choice had there; lookup has as many tokens as are asked for, as if it always found some, each right with the probability that was measured. Each row is one engine: a turn without drafts, a turn with them.
 Turns of smelt-6m take a twentieth of a second, of which other processes can take any part: there are eight times as many.
 """
 
@@ -23,12 +23,13 @@ from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.speculation.length import FixedDrafts
 
-from ..common import REPOSITORY, SHARED, save
+from ..common import REPOSITORY, SCRATCH, SHARED, save
 from ..random_model import BIG, build
-from .forced import Acceptance, force
+from .forced import Acceptance, RecordedDrafts, force
 
 SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 PROMPT, OUTPUT = 64, 64
+RECORDED = 48  # prompts by which acceptance is measured
 MORE = 8  # turns of the small model
 FORMS: dict[str, dict[str, Any]] = {
     "w4": {"scheme": "W4A16", "rounding": "gptq"},
@@ -89,10 +90,9 @@ def measure(
     *,
     turns: int,
     forced: Acceptance | None = None,
-    draft_tokens: int | str = "auto",
 ) -> dict[str, Any]:
     """Medians of turns without and with drafts."""
-    engine = opened(pair, draft_tokens=draft_tokens)
+    engine = opened(pair)
     drafting = engine.drafting
     assert drafting is not None
     draft(engine, None)
@@ -115,7 +115,6 @@ def measure(
     found = {
         "pair": pair.name,
         "sequences": len(prompts),
-        "draft_tokens": draft_tokens,
         "forced": None if forced is None else forced.share,
         "plain": statistics.median(plain for plain, _ in rates),
         "drafted": statistics.median(drafted for _, drafted in rates),
@@ -129,6 +128,18 @@ def measure(
     }
     print({key: value for key, value in found.items() if key != "by_position"}, flush=True)
     return found
+
+
+def acceptance(pair: Pair, prompts: SequenceOf[list[int]], branches: int = 0) -> Acceptance:
+    """How often drafts of three tokens are right, eight sequences at a time."""
+    engine = opened(pair, draft_tokens=3, draft_branches=branches)
+    assert engine.drafter is not None
+    recorded = RecordedDrafts(3, branches, engine.drafter.longest_branch)
+    draft(engine, recorded)
+    for begin in range(0, len(prompts), 8):
+        turn(engine, prompts[begin : begin + 8], OUTPUT)
+    engine.close()
+    return recorded.acceptance()
 
 
 def draft(engine: Engine, drafting: FixedDrafts | None) -> None:
@@ -167,11 +178,11 @@ def forms_of(model: Path, scratch: Path, *, calibrated: bool) -> dict[str, Path]
     return found
 
 
-def small(scratch: Path, turns: int) -> list[dict[str, Any]]:
-    """smelt-6m, its forms, and real text."""
+def small(scratch: Path, turns: int) -> tuple[list[dict[str, Any]], dict[str, Acceptance]]:
+    """smelt-6m, its forms, and real text: speeds, and how often drafts are right."""
     forms = forms_of(SMALL, scratch, calibrated=True)
     probe = Engine(SMALL, quiet=True)
-    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:40000]
+    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:100000]
     tokens = list(probe.tokenizer(text).input_ids)
     probe.close()
     pairs = [
@@ -180,16 +191,15 @@ def small(scratch: Path, turns: int) -> list[dict[str, Any]]:
         Pair("bf16, drafted by lookup", SMALL, "lookup"),
         Pair("bf16, lookup, copying", SMALL, "lookup", copies=True),
     ]
-    rows = []
+    rows, known = [], {}
     for pair in pairs:
-        prompts = text_prompts(tokens, 8, copies=pair.copies)
-        rows.append(measure(pair, prompts[:1], turns=MORE * turns))
-        rows.append(measure(pair, prompts, turns=MORE * turns))
-        rows.append(measure(pair, prompts, turns=1, draft_tokens=3))  # for the acceptance of a fixed number
-    return rows
+        prompts = text_prompts(tokens, RECORDED, copies=pair.copies)
+        known[pair.name] = acceptance(pair, prompts)
+        rows += [measure(pair, prompts[:count], turns=MORE * turns) for count in (1, 8)]
+    return rows, known
 
 
-def big(scratch: Path, turns: int, shares: dict[str, float]) -> list[dict[str, Any]]:
+def big(scratch: Path, turns: int, known: dict[str, Acceptance]) -> list[dict[str, Any]]:
     """A Llama of 1.1 billion weights."""
     model = scratch / "bf16"
     if not (model / "config.json").is_file():
@@ -206,22 +216,24 @@ def big(scratch: Path, turns: int, shares: dict[str, float]) -> list[dict[str, A
     for name, pair in pairs.items():
         asked = repeated if pair.copies else prompts
         for count in (1, 8):
-            rows.append(measure(pair, asked[:count], turns=turns, forced=Acceptance(shares[name])))
+            rows.append(measure(pair, asked[:count], turns=turns, forced=known[name]))
     for count in (1, 8):  # a drafter that is always wrong
         wrong = replace(pairs["bf16, drafted by W4"], name="bf16, drafted by W4, always wrong")
-        rows.append(measure(wrong, prompts[:count], turns=turns, forced=Acceptance(0.0)))
+        rows.append(measure(wrong, prompts[:count], turns=turns, forced=known["bf16, drafted by W4"].always_wrong()))
     return rows
 
 
 def main() -> None:
     """Measure both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument(
+        "--scratch", type=Path, default=SCRATCH, help="where models are made and kept, %(default)s by default"
+    )
     parser.add_argument("--turns", type=int, default=5)
     given = parser.parse_args()
-    found: dict[str, Any] = {"turns": given.turns, "small": small(given.scratch, given.turns)}
-    fixed = {row["pair"]: row["agreement"] for row in found["small"] if row["draft_tokens"] == 3}
-    found["big"] = big(given.scratch, given.turns, fixed)
+    rows, known = small(given.scratch, given.turns)
+    shares = {name: each.share for name, each in known.items()}
+    found = {"turns": given.turns, "acceptance": shares, "small": rows, "big": big(given.scratch, given.turns, known)}
     print(save("speculation", f"python -m benchmarks.drafts.speculation --turns {given.turns}", found))
 
 

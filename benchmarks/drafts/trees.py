@@ -1,6 +1,6 @@
 """Token trees beside chains and beside no drafts, in turns, under load.
 
-    python -m benchmarks.drafts.trees --scratch /var/tmp/smelt-cpu [--turns 5]
+    python -m benchmarks.drafts.trees [--turns 5]
 
 smelt-6m on real text, and a Llama of 1.1 billion random weights whose drafts are right as often as was measured of the same pair of smelt-6m: how
 often a chain's next token is, and how often one of the branches is that begin where the chain is wrong. One engine has a turn without drafts, one with chains and
@@ -19,10 +19,23 @@ from typing import Any
 from smelt.runtime import Engine
 from smelt.runtime.engine.executors.draft_lengths import drafting_of
 
-from ..common import SHARED, save
+from ..common import SCRATCH, SHARED, save
 from ..random_model import BIG, build
 from .forced import Acceptance, force
-from .speculation import MORE, OUTPUT, PROMPT, SMALL, Pair, draft, forms_of, opened, text_prompts, turn
+from .speculation import (
+    MORE,
+    OUTPUT,
+    PROMPT,
+    RECORDED,
+    SMALL,
+    Pair,
+    acceptance,
+    draft,
+    forms_of,
+    opened,
+    text_prompts,
+    turn,
+)
 
 BRANCHES = 4
 SEQUENCES = (1, 8)
@@ -54,7 +67,7 @@ def compare(pair: Pair, prompts: list[list[int]], turns: int, forced: Acceptance
     row = {
         "pair": pair.name,
         "sequences": len(prompts),
-        "forced": None if forced is None else vars(forced),
+        "forced": None if forced is None else forced.share,
         "rates": [[round(rate, 2) for rate in each] for each in rates],
         "chains": statistics.median(chain / plain for plain, chain, _ in rates),
         "trees": statistics.median(tree / plain for plain, _, tree in rates),
@@ -68,34 +81,26 @@ def compare(pair: Pair, prompts: list[list[int]], turns: int, forced: Acceptance
     return row
 
 
-def acceptance(pair: Pair, prompts: list[list[int]]) -> Acceptance:
-    """Of chains of three tokens with up to four branches."""
-    engine = opened(pair, draft_tokens=3, draft_branches=BRANCHES)
-    turn(engine, prompts, OUTPUT)
-    assert engine.drafting is not None
-    total = engine.drafting.total
-    engine.close()
-    return Acceptance(total.agreement or 0.0, total.caught / total.beside if total.beside else 0.0)
-
-
 def main() -> None:
     """Measure both models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument(
+        "--scratch", type=Path, default=SCRATCH, help="where models are made and kept, %(default)s by default"
+    )
     parser.add_argument("--turns", type=int, default=5)
     given = parser.parse_args()
     probe = Engine(SMALL, quiet=True)
-    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:40000]
+    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:100000]
     tokens = list(probe.tokenizer(text).input_ids)
     probe.close()
-    prompts = text_prompts(tokens, 8, copies=False)
+    prompts = text_prompts(tokens, RECORDED, copies=False)
     w4 = forms_of(SMALL, given.scratch, calibrated=True)["w4"]
     small = [
         Pair("bf16, drafted by W4", SMALL, str(w4)),
         Pair("bf16, drafted by its first 3 of 6 layers", SMALL, "early-exit:3"),
         Pair("bf16, drafted by lookup", SMALL, "lookup"),
     ]
-    known = {pair.name: acceptance(pair, prompts) for pair in small}
+    known = {pair.name: acceptance(pair, prompts, BRANCHES) for pair in small}
     print(known, flush=True)
     rows = [compare(pair, prompts[:count], MORE * given.turns) for pair in small for count in SEQUENCES]
 
@@ -118,7 +123,7 @@ def main() -> None:
     found = {
         "turns": given.turns,
         "branches": BRANCHES,
-        "acceptance": {name: vars(each) for name, each in known.items()},
+        "acceptance": {name: {"share": each.share, "caught": each.caught} for name, each in known.items()},
         "small": rows,
         "big": forced,
     }

@@ -1,6 +1,6 @@
 """Answers from the upper four of 8 bits beside answers from all of them, in turns.
 
-    python -m benchmarks.drafts.upper_bits --scratch /var/tmp/smelt-cpu [--turns 5]
+    python -m benchmarks.drafts.upper_bits [--turns 5]
 
 A Llama of 1.1 billion random weights in W4in8, without drafts: what a server gains from answering so, by the number of sequences.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.requests.sequence import Request
 
-from ..common import save
+from ..common import SCRATCH, save
 from ..random_model import BIG, build
 from .speculation import PROMPT, forms_of
 
@@ -46,7 +46,9 @@ def tokens_a_second(engine: OneKind, prompts: list[list[int]], *, upper: bool) -
 def main() -> None:
     """Measure all loads."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument(
+        "--scratch", type=Path, default=SCRATCH, help="where models are made and kept, %(default)s by default"
+    )
     parser.add_argument("--turns", type=int, default=5)
     given = parser.parse_args()
     model = given.scratch / "bf16"

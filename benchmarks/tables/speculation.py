@@ -31,7 +31,6 @@ def _drafted_lines(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
             "yes" if row["same_tokens"] else "no",
         )
         for row in rows
-        if row["draft_tokens"] == "auto"
     ]  # fmt: skip
 
 
@@ -138,8 +137,8 @@ def heads(results: Any) -> str:
 
 
 def _on_texts(results: Any) -> list[tuple[str, ...]]:
-    known = {row["pair"]: row["agreement"] for row in results["small"] if row["draft_tokens"] == 3}
-    return [(row["pair"], _share(known[row["pair"]]), _share(row["agreement"])) for row in results["others"]]
+    texts = results["acceptance"]
+    return [(name, *(_share(shares[name]) for shares in texts.values())) for name in texts["builtin"]]
 
 
 def token_trees(results: Any) -> str:

@@ -148,12 +148,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         "logit_statistics",
         [](Address logits, int64_t rows, int64_t size, int threads) {
             std::vector<int64_t> best(rows);
-            std::vector<float> highest(rows), total(rows);
+            std::vector<float> highest(rows), total(rows), second(rows);
             {
                 const pybind11::gil_scoped_release free;
-                smelt::logit_statistics(at<float>(logits), rows, size, best.data(), highest.data(), total.data(), threads);
+                smelt::logit_statistics(at<float>(logits), rows, size, best.data(), highest.data(), total.data(), second.data(), threads);
             }
-            return pybind11::make_tuple(best, highest, total);
+            return pybind11::make_tuple(best, highest, total, second);
         });
     module.def(
         "rotate_and_store",

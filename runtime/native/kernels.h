@@ -65,8 +65,10 @@ void add(const bf16* a, const bf16* b, int64_t count, bf16* out, int threads);
 
 void to_float32(const bf16* values, int64_t count, float* out, int threads);
 
-// Of each row: the place of the largest number (the first of several), that number (NaN if any is) and log of the sum of e^x.
-void logit_statistics(const float* logits, int64_t rows, int64_t size, int64_t* best, float* highest, float* total, int threads);
+// Of each row: the place of the largest number (the first of several), that number (NaN if any is), log of the sum of e^x, and the largest
+// of all others.
+void logit_statistics(const float* logits, int64_t rows, int64_t size, int64_t* best, float* highest, float* total, float* second,
+                      int threads);
 
 enum { kBfloat16, kInt8, kFloat8 };
 

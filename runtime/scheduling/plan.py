@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ..blocks.block_cache import Copy
 from ..requests.sequence import Sequence
+
+
+class StopRule(Protocol):
+    """Ends drafts."""
+
+    def going_on(self, odds: Mapping[Sequence, SequenceOf[float]]) -> Set[Sequence]:
+        """The drafts that get another token.
+
+        Args:
+            odds: of those that may: of the drafter's second choice against each of their tokens so far, from 0 to 1.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -17,6 +32,7 @@ class Chunk:
         drafts: places in the cache after them, for a chain of draft tokens that are verified in the same step; there may be fewer.
         branched: how many more draft tokens there may be on branches off that chain.
         spare: a block for each branch.
+        stops: ends that chain before; the same for all chunks. None if nothing does.
     """
 
     sequence: Sequence
@@ -26,6 +42,7 @@ class Chunk:
     drafts: int = 0
     branched: int = 0
     spare: tuple[int, ...] = ()
+    stops: StopRule | None = None
 
     @property
     def is_prompt(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 
 from .tree import TokenTree
@@ -17,6 +18,7 @@ class DraftOutcome:
         branched, on_branch: tokens of its branches, and how many of them were accepted.
         caught: whether a branch was, where the chain was wrong and one began; None where none did.
         cut: whether verification ended before it came to a token that was wrong: the output was complete.
+        odds: of what came second against each of the chain's tokens; empty if the drafter has none.
     """
 
     drafted: int
@@ -25,6 +27,7 @@ class DraftOutcome:
     on_branch: int = 0
     caught: bool | None = None
     cut: bool = False
+    odds: SequenceOf[float] = ()
 
     @classmethod
     def of(cls, tree: TokenTree, reached: int, *, cut: bool = False) -> DraftOutcome:
@@ -32,7 +35,12 @@ class DraftOutcome:
         accepted, on_branch = tree.path_length(reached)
         begins = accepted < len(tree.chain) and any(branch.after == accepted for branch in tree.branches)
         caught = on_branch > 0 if begins and (on_branch or not cut) else None
-        return cls(len(tree.chain), accepted, tree.branched, on_branch, caught, cut and not on_branch)
+        return cls(len(tree.chain), accepted, tree.branched, on_branch, caught, cut and not on_branch, tree.odds)
+
+    @property
+    def tried(self) -> int:
+        """How many of the chain's tokens were compared with what came."""
+        return self.accepted + self.is_chain_wrong
 
     @property
     def is_chain_wrong(self) -> bool:

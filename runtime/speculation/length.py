@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from ..requests.sequence import Sequence
 from ..scheduling.drafting import DraftSize, most_drafts, takes_drafts
 from ..scheduling.plan import StepPlan
+from .acceptance import AcceptanceByOdds, AcceptanceShare, WorthOfTokens
 from .counts import DraftCounts, DraftOutcome
 from .times_by_rows import TimesByRows
 
@@ -56,24 +57,6 @@ class Drafted:
     drafting: float
     prepared: int = 0
     preparing: float = 0.0
-
-
-class _Acceptance:
-    """How often a draft token is accepted whose predecessors were."""
-
-    def __init__(self) -> None:
-        self.accepted = self.tried = 0.0
-
-    def add(self, accepted: int, tried: int, kept: float) -> None:
-        self.accepted = self.accepted * kept**tried + accepted
-        self.tried = self.tried * kept**tried + tried
-
-    def fade(self, kept: float) -> None:
-        """What was learned counts less: it is tried again some day."""
-        self.accepted, self.tried = self.accepted * kept, self.tried * kept
-
-    def share(self, prior: float, counts: float) -> float:
-        return min(0.995, (self.accepted + prior * counts) / (self.tried + counts))
 
 
 @dataclass(frozen=True)
@@ -165,9 +148,10 @@ class AdaptiveDrafts(FixedDrafts):
         self._first: dict[int, list[float]] = {}  # the first ones of each number of sequences
         self._left: dict[int, int] = {}  # steps with drafts until one without
         self._fresh = _FRESH  # after the next one without
-        self._of_all = _Acceptance()
-        self._caught = _Acceptance()
-        self._of_each: WeakKeyDictionary[Sequence, _Acceptance] = WeakKeyDictionary()
+        self._of_all = AcceptanceShare()
+        self._caught = AcceptanceShare()
+        self._of_each: WeakKeyDictionary[Sequence, AcceptanceShare] = WeakKeyDictionary()
+        self._by_odds = AcceptanceByOdds()
         self._lost = self._spent = 0.0
         self._trying = 0.0  # what tries were expected to lose
         self._deciding = 0.0  # seconds that the last decision took
@@ -242,10 +226,49 @@ class AdaptiveDrafts(FixedDrafts):
                 left = sequence.request.grows_to - len(sequence.tokens)
                 if chosen[i] and self._preparing(sequence) > gain * left * plain:
                     chosen[i] = 0
-        return {
+        sizes = {
             place: DraftSize(length, others.count, others.tokens)
             for (place, _), length, others in zip(taking, chosen, branches, strict=True)
             if length
+        }
+        if sizes and self._by_odds.is_known:
+            limits = {place: (share, limit) for (place, _), share, limit in zip(taking, shares, most, strict=True)}
+            return self._with_stops(plan, sizes, limits, best, budget)
+        return sizes
+
+    def _with_stops(
+        self,
+        plan: StepPlan,
+        sizes: dict[int, DraftSize],
+        limits: dict[int, tuple[float, int]],
+        speed: float,
+        budget: int,
+    ) -> dict[int, DraftSize]:
+        """Chains that end where another token would bring less than its time does at this speed, and may be longer until then.
+
+        Args:
+            plan: the step without drafts.
+            sizes: of the drafts, which would be the fastest if all of a sequence's tokens were right as often.
+            limits: the share of each sequence's tokens that are right, and the most of its chain.
+            speed: that is expected, in tokens per second.
+            budget: how many tokens all drafts may have.
+        """
+        rows, count, tokens = plan.tokens, len(sizes), sum(size.tokens for size in sizes.values())
+        verifying, drafting = self._verifying.of(rows), self._drafting_seconds_of(count) / count
+
+        def row(tokens: int) -> float:
+            return max(0.0, self._verifying.of(rows + tokens) - verifying) / tokens
+
+        # As long as a token that is sure to be reached would be worth its time.
+        longer, surest = 0, max(share for share, _ in limits.values())
+        while longer < self._count and tokens + count <= budget and speed * (drafting + row(tokens + count)) < surest:
+            longer, tokens = longer + 1, tokens + count
+        everyone = self._of_all.share(_FIRST, _FIRST_COUNTS)
+        of_next = {plan.chunks[place].sequence: share for place, (share, _) in limits.items()}
+        stops = WorthOfTokens(self._by_odds, everyone, of_next, speed, self._drafting_seconds_of, row(tokens))
+        return {
+            place: replace(size, chain=min(size.chain + longer, limits[place][1]), stops=stops)
+            for place, size in sizes.items()
         }
 
     def begin_load(self) -> None:
@@ -322,9 +345,9 @@ class AdaptiveDrafts(FixedDrafts):
             expected = self._drafting_seconds(counts)
             self._drafting.measured(len(counts), self._drafting.of(len(counts)) * drafted.drafting / expected)
         for sequence, outcome in drafted.of.items():
-            accepted, tried = outcome.accepted, outcome.accepted + outcome.is_chain_wrong
-            self._of_all.add(accepted, tried, _ALL_KEPT)
-            self._of_each.setdefault(sequence, _Acceptance()).add(accepted, tried, _KEPT)
+            self._of_all.add(outcome.accepted, outcome.tried, _ALL_KEPT)
+            self._of_each.setdefault(sequence, AcceptanceShare()).add(outcome.accepted, outcome.tried, _KEPT)
+            self._by_odds.add(outcome.odds[: outcome.tried], outcome.accepted)
             if outcome.caught is not None:
                 self._caught.add(outcome.caught, 1, _ALL_KEPT)
             elif outcome.is_chain_wrong:

@@ -33,10 +33,12 @@ class TokenTree:
     Attributes:
         chain: the tokens that are most likely to come next.
         branches: others.
+        odds: of what came second against each of the chain's tokens, from 0 to 1; empty if the drafter has none.
     """
 
     chain: list[int]
     branches: SequenceOf[DraftBranch] = ()
+    odds: SequenceOf[float] = ()
 
     @property
     def branched(self) -> int:

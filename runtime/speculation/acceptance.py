@@ -1,0 +1,102 @@
+"""How often draft tokens are right: on average, and by how close the drafter's second choice came to them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from ..requests.sequence import Sequence
+
+# Draft tokens are counted together whose second choice had odds of less than these against them.
+_ODDS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
+# As how many draft tokens what is known of all counts for those of one kind, and how fast the past is forgotten.
+_ALL_COUNT, _KEPT = 4.0, 0.999
+
+
+class AcceptanceShare:
+    """How often a draft token is accepted whose predecessors were."""
+
+    def __init__(self) -> None:
+        self.accepted = self.tried = 0.0
+
+    def add(self, accepted: int, tried: int, kept: float) -> None:
+        """Count some more; those before them count ``kept`` times as much for each."""
+        self.accepted = self.accepted * kept**tried + accepted
+        self.tried = self.tried * kept**tried + tried
+
+    def fade(self, kept: float) -> None:
+        """What was learned counts less: it is tried again some day."""
+        self.accepted, self.tried = self.accepted * kept, self.tried * kept
+
+    def share(self, prior: float, counts: float) -> float:
+        """The share, if what was assumed before anything was tried counts as so many tokens."""
+        return min(0.995, (self.accepted + prior * counts) / (self.tried + counts))
+
+
+class AcceptanceByOdds:
+    """How often a draft token is accepted, by the odds of the drafter's second choice against it: from 0, if that was out of the question, to 1.
+
+    A compressed model seldom errs where it is sure, and most of the tokens that are rejected are those that it was least sure of.
+
+    Attributes:
+        is_known: whether anything was counted.
+    """
+
+    def __init__(self) -> None:
+        self._shares = [AcceptanceShare() for _ in range(len(_ODDS) + 1)]
+        self.is_known = False
+
+    def add(self, odds: SequenceOf[float], accepted: int) -> None:
+        """Count the tokens of a chain that were tried: the first ones were accepted, one after them, if there is one, was not."""
+        for i, each in enumerate(odds):
+            self._of(each).add(int(i < accepted), 1, _KEPT)
+        self.is_known = self.is_known or bool(odds)
+
+    def share(self, odds: float, of_all: float) -> float:
+        """The share; before anything is known the share of all tokens."""
+        return self._of(odds).share(of_all, _ALL_COUNT)
+
+    def _of(self, odds: float) -> AcceptanceShare:
+        return self._shares[bisect_right(_ODDS, odds)]
+
+
+@dataclass(frozen=True)
+class WorthOfTokens:
+    """Lets drafts grow while another token is expected to bring more than its time does otherwise.
+
+    Attributes:
+        by_odds: how often tokens are accepted, by their odds.
+        of_all: how often all are.
+        of_next: how often those of a sequence are, which is what is known of a token before it is chosen.
+        speed: tokens per second.
+        drafting: seconds of a drafter's step by its sequences.
+        row: seconds of verifying a token.
+    """
+
+    by_odds: AcceptanceByOdds
+    of_all: float
+    of_next: Mapping[Sequence, float]
+    speed: float
+    drafting: Callable[[int], float]
+    row: float
+
+    def going_on(self, odds: Mapping[Sequence, SequenceOf[float]]) -> set[Sequence]:
+        """The drafts that get another token, of those with these odds so far.
+
+        A step of the drafter takes about as long for one sequence as for several, so that all are decided on together.
+        """
+        values = [(self._reached(each) * self.of_next[sequence], sequence) for sequence, each in odds.items()]
+        values.sort(key=lambda each: each[0], reverse=True)
+        best, count, brought = 0.0, 0, 0.0
+        for i, (value, _) in enumerate(values, start=1):
+            brought += value
+            gain = brought - self.speed * (self.drafting(i) + i * self.row)
+            if gain > best:
+                best, count = gain, i
+        return {sequence for _, sequence in values[:count]}
+
+    def _reached(self, odds: SequenceOf[float]) -> float:
+        return math.prod(self.by_odds.share(each, self.of_all) for each in odds)
