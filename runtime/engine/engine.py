@@ -26,18 +26,15 @@ from ..requests.deadlines import Deadlines
 from ..requests.options import RequestOptions
 from ..requests.output import RequestOutput
 from ..requests.params import SamplingParams
-from ..requests.sequence import Request, Sequence, TokenScore
-from ..requests.text_stream import TextStream
-from ..sampling.sampling import Sampled
+from ..requests.sequence import Request, TokenScore
 from ..scheduling.admission import PeakAdmission
 from ..scheduling.plan import StepPlan
 from ..scheduling.policies.table import POLICIES
-from ..scheduling.scheduler import Scheduler, live
+from ..scheduling.scheduler import Scheduler
 from ..scheduling.swapping import Swapping
 from ..speculation.drafter import Drafter
 from ..speculation.lookup import LookupDrafter
 from ..weights.live_weights import LiveWeights
-from .beam import advance
 from .embedding import Pooling, embedding
 from .engine_thread import EngineThread
 from .executors.draft_lengths import drafting_of
@@ -48,6 +45,7 @@ from .new_requests import NewRequests, Prompt
 from .ranks.share import EngineShare
 from .ranks.worker import work_unless_first
 from .ranks.workers import StatesMessage, Workers
+from .recorder import Recorder
 from .scoring import grouped
 from .setup.config import LOOKUP, EngineConfig
 from .setup.loading import on_device_of
@@ -123,6 +121,7 @@ class Engine:
         self._sinks: dict[str, Sink] = {}
         self._new = NewRequests(self)
         self._adapters: dict[str, str] = {}  # with their fingerprints
+        self._recorder = Recorder(self.scheduler, self.ends, self.tokenizer)
         self._deadlines = Deadlines(self._requests)
         self._lock = threading.RLock()
         self.loop = EngineLoop(self, thread or EngineThread())
@@ -512,7 +511,7 @@ class Engine:
         """End the requests whose deadline has passed."""
         late = self._deadlines.passed(now)
         for request in late:
-            self._end_all(request, "deadline")
+            self._recorder.end(request, "deadline")
         return late
 
     def abort(self, id: str) -> None:
@@ -521,7 +520,7 @@ class Engine:
             request = self._requests.get(id)
             if request is None:
                 return
-            self._end_all(request, "abort")
+            self._recorder.end(request, "abort")
             sink = self._sinks.get(id)
             self._forget(id)
             if sink is not None:
@@ -605,110 +604,15 @@ class Engine:
     def _commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Record a step's results; returns the requests that progressed."""
         self.scheduler.commit(plan, time.perf_counter(), result.replaced)
-        changed: dict[str, Request] = {}
-        for sequence in result.broken:
-            request = sequence.request
-            if sequence.finish is not None:
-                continue  # it ended while this step was running
-            request.error = "the model's logits are NaN or infinite; the checkpoint or its quantization is broken"
-            self._end_all(request, "error")
-            changed[request.id] = request
-        for sequence, logprobs in result.prompt_logprobs.items():
-            sequence.request.prompt_logprobs.extend(logprobs)
-        self._fork(plan, result)
-        for sequence, scores in result.scores.items():
-            if sequence.finish is None:
-                sequence.scores.extend(scores)
-                if len(sequence.scores) == len(sequence.expected):
-                    self._end(sequence, "stop")
-                    changed[sequence.request.id] = sequence.request
-        for sequence, tokens in result.tokens.items():
-            if sequence.finish is None:  # otherwise a sibling's logits were not finite
-                self.scheduler.accepted(sequence, len(tokens) - 1)
-                changed[sequence.request.id] = sequence.request
-            for sampled in tokens:
-                if sequence.finish is None:
-                    self._append(sequence, sampled)
+        changed = self._recorder.record(plan, result)
         if self.drafting is not None and result.drafted is not None:
             self.drafting.ran(plan, result.drafted, time.perf_counter())
-            for sequence, outcome in result.drafted.of.items():
-                sequence.request.draft_tokens += outcome.drafted + outcome.branched
-                sequence.request.accepted_tokens += outcome.accepted + outcome.on_branch
-        for sequence, candidates in result.continuations.items():
-            if sequence.finish is not None:
-                continue
-            sequence.candidates = candidates
-            if advance(sequence.request, self.scheduler, self.ends):
-                self._write_beams(sequence.request)
-                changed[sequence.request.id] = sequence.request
-        return list(changed.values())
-
-    def _fork(self, plan: StepPlan, result: StepResult) -> None:
-        """Fork a prompt's samples once it is computed."""
-        for chunk in plan.chunks:
-            request = chunk.sequence.request
-            if chunk.is_last and not request.forked and request.error is None:
-                request.forked = True
-                if not request.params.is_beam_search:
-                    for child in request.sequences[1:]:
-                        self.scheduler.fork(chunk.sequence, child)
-                for sequence in request.sequences:
-                    sequence.tokens.extend(sequence.expected[:-1])
-
-    def _append(self, sequence: Sequence, sampled: Sampled) -> None:
-        params = sequence.request.params
-        sequence.tokens.append(sampled.token)
-        sequence.total_logprob += sampled.logprob
-        if sampled.top is not None:
-            sequence.logprobs.append(sampled.top)
-        count = len(sequence.generated)
-        may_stop = count >= params.min_tokens
-        if sequence.matcher is not None:
-            sequence.matcher.accept(sampled.token)
-        is_end = sampled.token in params.stop_token_ids or (sampled.token in self.ends and not params.ignore_eos)
-        if sequence.text is not None and not (is_end and may_stop):
-            sequence.text.add(sampled.token, may_stop=may_stop)
-        if may_stop and is_end:
-            sequence.stopped_by = sampled.token
-            self._end(sequence, "stop")
-        elif sequence.text is not None and sequence.text.stopped_by is not None:
-            sequence.stopped_by = sequence.text.stopped_by
-            self._end(sequence, "stop")
-        elif sequence.matcher is not None and sequence.matcher.failure is not None:
-            sequence.request.error = f"the output's grammar became too complex to follow ({sequence.matcher.failure})"
-            sequence.request.is_invalid = True
-            self._end_all(sequence.request, "error")
-        elif sequence.matcher is not None and sequence.matcher.is_complete:
-            self._end(sequence, "stop")
-        elif count >= sequence.request.max_tokens:
-            self._end(sequence, "length")
-
-    def _end(self, sequence: Sequence, reason: str) -> None:
-        self.scheduler.end(sequence, reason)
-        if sequence.text is not None:
-            sequence.text.end()
-
-    def _end_all(self, request: Request, reason: str) -> None:
-        for sequence in live(request):
-            self._end(sequence, reason)
-
-    def _write_beams(self, request: Request) -> None:
-        if not request.is_finished or self.tokenizer is None:
-            return
-        params = request.params
-        for sequence in request.sequences:
-            text = sequence.text = TextStream(
-                self.tokenizer, request.prompt, params.stop, skip_special_tokens=params.skip_special_tokens
-            )
-            tokens = sequence.generated
-            for count, token in enumerate(tokens[:-1] if isinstance(sequence.stopped_by, int) else tokens, start=1):
-                text.add(token, may_stop=count >= params.min_tokens)
-            text.end()
+        return changed
 
     def _fail_all(self, sentence: str) -> None:
         for request in list(self._requests.values()):
             request.error = sentence
-            self._end_all(request, "error")
+            self._recorder.end(request, "error")
             sink = self._sinks.get(request.id)
             self._forget(request.id)
             if sink is not None:

@@ -1,0 +1,127 @@
+"""What a step computed, written into its requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..requests.sequence import Request, Sequence
+from ..requests.text_stream import TextStream
+from ..sampling.sampling import Sampled
+from ..scheduling.plan import StepPlan
+from ..scheduling.scheduler import Scheduler, live
+from .beam import advance
+from .executors.executor import StepResult
+
+
+class Recorder:
+    """Extends sequences by their new tokens, and ends those that are complete.
+
+    Args:
+        scheduler: whose sequences they are.
+        ends: the model's end tokens.
+        tokenizer: for texts; None if the model has none.
+    """
+
+    def __init__(self, scheduler: Scheduler, ends: frozenset[int], tokenizer: Any) -> None:
+        self._scheduler, self._ends, self._tokenizer = scheduler, ends, tokenizer
+
+    def record(self, plan: StepPlan, result: StepResult) -> list[Request]:
+        """Write the results of a committed step; returns the requests that progressed."""
+        changed: dict[str, Request] = {}
+        for sequence in result.broken:
+            request = sequence.request
+            if sequence.finish is not None:
+                continue  # it ended while this step was running
+            request.error = "the model's logits are NaN or infinite; the checkpoint or its quantization is broken"
+            self.end(request, "error")
+            changed[request.id] = request
+        for sequence, logprobs in result.prompt_logprobs.items():
+            sequence.request.prompt_logprobs.extend(logprobs)
+        self._fork(plan)
+        for sequence, scores in result.scores.items():
+            if sequence.finish is None:
+                sequence.scores.extend(scores)
+                if len(sequence.scores) == len(sequence.expected):
+                    self._end(sequence, "stop")
+                    changed[sequence.request.id] = sequence.request
+        for sequence, tokens in result.tokens.items():
+            if sequence.finish is None:  # otherwise a sibling's logits were not finite
+                self._scheduler.accepted(sequence, len(tokens) - 1)
+                changed[sequence.request.id] = sequence.request
+            for sampled in tokens:
+                if sequence.finish is None:
+                    self._append(sequence, sampled)
+        for sequence, outcome in {} if result.drafted is None else result.drafted.of.items():
+            sequence.request.draft_tokens += outcome.drafted + outcome.branched
+            sequence.request.accepted_tokens += outcome.accepted + outcome.on_branch
+        for sequence, candidates in result.continuations.items():
+            if sequence.finish is not None:
+                continue
+            sequence.candidates = candidates
+            if advance(sequence.request, self._scheduler, self._ends):
+                self._write_beams(sequence.request)
+                changed[sequence.request.id] = sequence.request
+        return list(changed.values())
+
+    def end(self, request: Request, reason: str) -> None:
+        """End all sequences of a request that have not ended."""
+        for sequence in live(request):
+            self._end(sequence, reason)
+
+    def _fork(self, plan: StepPlan) -> None:
+        """Fork a prompt's samples once it is computed."""
+        for chunk in plan.chunks:
+            request = chunk.sequence.request
+            if chunk.is_last and not request.forked and request.error is None:
+                request.forked = True
+                if not request.params.is_beam_search:
+                    for child in request.sequences[1:]:
+                        self._scheduler.fork(chunk.sequence, child)
+                for sequence in request.sequences:
+                    sequence.tokens.extend(sequence.expected[:-1])
+
+    def _append(self, sequence: Sequence, sampled: Sampled) -> None:
+        params = sequence.request.params
+        sequence.tokens.append(sampled.token)
+        sequence.total_logprob += sampled.logprob
+        if sampled.top is not None:
+            sequence.logprobs.append(sampled.top)
+        count = len(sequence.generated)
+        may_stop = count >= params.min_tokens
+        if sequence.matcher is not None:
+            sequence.matcher.accept(sampled.token)
+        is_end = sampled.token in params.stop_token_ids or (sampled.token in self._ends and not params.ignore_eos)
+        if sequence.text is not None and not (is_end and may_stop):
+            sequence.text.add(sampled.token, may_stop=may_stop)
+        if may_stop and is_end:
+            sequence.stopped_by = sampled.token
+            self._end(sequence, "stop")
+        elif sequence.text is not None and sequence.text.stopped_by is not None:
+            sequence.stopped_by = sequence.text.stopped_by
+            self._end(sequence, "stop")
+        elif sequence.matcher is not None and sequence.matcher.failure is not None:
+            sequence.request.error = f"the output's grammar became too complex to follow ({sequence.matcher.failure})"
+            sequence.request.is_invalid = True
+            self.end(sequence.request, "error")
+        elif sequence.matcher is not None and sequence.matcher.is_complete:
+            self._end(sequence, "stop")
+        elif count >= sequence.request.max_tokens:
+            self._end(sequence, "length")
+
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        self._scheduler.end(sequence, reason)
+        if sequence.text is not None:
+            sequence.text.end()
+
+    def _write_beams(self, request: Request) -> None:
+        if not request.is_finished or self._tokenizer is None:
+            return
+        params = request.params
+        for sequence in request.sequences:
+            text = sequence.text = TextStream(
+                self._tokenizer, request.prompt, params.stop, skip_special_tokens=params.skip_special_tokens
+            )
+            tokens = sequence.generated
+            for count, token in enumerate(tokens[:-1] if isinstance(sequence.stopped_by, int) else tokens, start=1):
+                text.add(token, may_stop=count >= params.min_tokens)
+            text.end()
