@@ -68,14 +68,14 @@ class _Answers:
         known = self._outputs[tuple(sequence.request.prompt)][len(sequence.generated) :]
         return (known + [0] * count)[:count]
 
-    def choice(self, sequence: Sequence, branches: int) -> DraftChoice:
+    def choice(self, sequence: Sequence, others: int) -> DraftChoice:
         """What the other pair's drafter chose next, in the order in which it did."""
         tokens, (right,) = self._acceptance.tokens, self.after(sequence, 1)
         odds, is_right = tokens[self._place % len(tokens)]
         self._place += 1
         caught = not is_right and self._draw.random() < self._acceptance.caught
-        others = [right if caught and i == 0 else _wrong(right, 2 + i) for i in range(branches)]
-        return DraftChoice(right if is_right else _wrong(right, 1), odds, [(odds, token) for token in others])
+        tokens_of_others = [right if caught and i == 0 else _wrong(right, 2 + i) for i in range(others)]
+        return DraftChoice(right if is_right else _wrong(right, 1), odds, [(odds, token) for token in tokens_of_others])
 
     def fill(self, tree: TokenTree, right: SequenceOf[int]) -> None:
         """The tokens of a tree that has none; each is right with the same probability."""
@@ -137,7 +137,7 @@ def force(engine: Engine, prompts: SequenceOf[list[int]], outputs: list[list[int
 
     def forced(drafts: dict[Sequence, GrowingDraft]) -> dict[Sequence, DraftChoice | None]:
         chosen(drafter, drafts)
-        return {sequence: answers.choice(sequence, draft.branches) for sequence, draft in drafts.items()}
+        return {sequence: answers.choice(sequence, draft.others_each) for sequence, draft in drafts.items()}
 
     drafter._next = forced  # type: ignore[method-assign]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..requests.sequence import Sequence
-from .plan import Chunk, StepPlan, StopRule
+from .plan import Chunk, DraftRule, StepPlan
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class DraftSize:
         chain: tokens of its chain, at least one.
         branches: how many branches it may have.
         branched: how many tokens all of them together; at least as many.
-        stops: ends chains before that; the same for all drafts of a step. None if nothing does.
+        rule: ends chains before that, and chooses branches; the same for all drafts of a step. None if nothing does.
     """
 
     chain: int
     branches: int = 0
     branched: int = 0
-    stops: StopRule | None = None
+    rule: DraftRule | None = None
 
     @property
     def tokens(self) -> int:

@@ -11,14 +11,22 @@ from ..blocks.block_cache import Copy
 from ..requests.sequence import Sequence
 
 
-class StopRule(Protocol):
-    """Ends drafts."""
+class DraftRule(Protocol):
+    """Decides by how sure a drafter is where chains end and where branches leave them."""
 
     def going_on(self, odds: Mapping[Sequence, SequenceOf[float]]) -> Set[Sequence]:
         """The drafts that get another token.
 
         Args:
             odds: of those that may: of the drafter's second choice against each of their tokens so far, from 0 to 1.
+        """
+        ...
+
+    def branching(self, odds: SequenceOf[float]) -> list[int]:
+        """After how many of a chain's tokens the second choice is worth being verified, too; the best places first.
+
+        Args:
+            odds: of the second choice against each token.
         """
         ...
 
@@ -32,7 +40,8 @@ class Chunk:
         drafts: places in the cache after them, for a chain of draft tokens that are verified in the same step; there may be fewer.
         branched: how many more draft tokens there may be on branches off that chain.
         spare: a block for each branch.
-        stops: ends that chain before; the same for all chunks. None if nothing does.
+        rule: ends that chain before, and chooses branches; the same for all chunks. None: the chain is as long as it may be, and its likeliest
+            branches are verified.
     """
 
     sequence: Sequence
@@ -42,7 +51,7 @@ class Chunk:
     drafts: int = 0
     branched: int = 0
     spare: tuple[int, ...] = ()
-    stops: StopRule | None = None
+    rule: DraftRule | None = None
 
     @property
     def is_prompt(self) -> bool:

@@ -65,11 +65,12 @@ class AcceptanceByOdds:
 
 @dataclass(frozen=True)
 class WorthOfTokens:
-    """Lets drafts grow while another token is expected to bring more than its time does otherwise.
+    """Lets drafts grow while another token is expected to bring more than its time does otherwise, and branch where that is so.
 
     Attributes:
         by_odds: how often tokens are accepted, by their odds.
         of_all: how often all are.
+        caught: how often the second choice is right where the first is wrong.
         of_next: how often those of a sequence are, which is what is known of a token before it is chosen.
         speed: tokens per second.
         drafting: seconds of a drafter's step by its sequences.
@@ -78,6 +79,7 @@ class WorthOfTokens:
 
     by_odds: AcceptanceByOdds
     of_all: float
+    caught: float
     of_next: Mapping[Sequence, float]
     speed: float
     drafting: Callable[[int], float]
@@ -97,6 +99,17 @@ class WorthOfTokens:
             if gain > best:
                 best, count = gain, i
         return {sequence for _, sequence in values[:count]}
+
+    def branching(self, odds: SequenceOf[float]) -> list[int]:
+        """The places at which the second choice is right often enough for its row, the likeliest first."""
+        reached, worth = 1.0, []
+        for place, each in enumerate(odds):
+            share = self.by_odds.share(each, self.of_all)
+            gain = reached * (1 - share) * self.caught
+            if gain > self.speed * self.row:
+                worth.append((gain, place))
+            reached *= share
+        return [place for _, place in sorted(worth, reverse=True)]
 
     def _reached(self, odds: SequenceOf[float]) -> float:
         return math.prod(self.by_odds.share(each, self.of_all) for each in odds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from ..requests.sequence import Sequence
@@ -205,7 +205,7 @@ class AdaptiveDrafts(FixedDrafts):
             speed = tokens / (seconds + self._verifying.of(rows + sum(lengths)))
             if speed > _BETTER * best:
                 best, chosen, branches = speed, lengths, [_NO_BRANCHES] * len(taking)
-            if self._branches:
+            if self._branches and not self._by_odds.is_known:
                 others = [
                     self._useful_branches(share, length, row * len(taking))
                     for share, length in zip(shares, lengths, strict=True)
@@ -233,10 +233,10 @@ class AdaptiveDrafts(FixedDrafts):
         }
         if sizes and self._by_odds.is_known:
             limits = {place: (share, limit) for (place, _), share, limit in zip(taking, shares, most, strict=True)}
-            return self._with_stops(plan, sizes, limits, best, budget)
+            return self._by_rule(plan, sizes, limits, best, budget)
         return sizes
 
-    def _with_stops(
+    def _by_rule(
         self,
         plan: StepPlan,
         sizes: dict[int, DraftSize],
@@ -244,7 +244,7 @@ class AdaptiveDrafts(FixedDrafts):
         speed: float,
         budget: int,
     ) -> dict[int, DraftSize]:
-        """Chains that end where another token would bring less than its time does at this speed, and may be longer until then.
+        """Chains that end where another token would bring less than its time does at this speed, and may be longer until then; branches likewise.
 
         Args:
             plan: the step without drafts.
@@ -254,22 +254,33 @@ class AdaptiveDrafts(FixedDrafts):
             budget: how many tokens all drafts may have.
         """
         rows, count, tokens = plan.tokens, len(sizes), sum(size.tokens for size in sizes.values())
-        verifying, drafting = self._verifying.of(rows), self._drafting_seconds_of(count) / count
-
-        def row(tokens: int) -> float:
-            return max(0.0, self._verifying.of(rows + tokens) - verifying) / tokens
-
-        # As long as a token that is sure to be reached would be worth its time.
+        drafting = self._drafting_seconds_of(count) / count
+        # As long as a token that is sure to be reached would be worth its time in so long a step.
         longer, surest = 0, max(share for share, _ in limits.values())
-        while longer < self._count and tokens + count <= budget and speed * (drafting + row(tokens + count)) < surest:
+        while longer < self._count and tokens + count <= budget:
+            more = self._verifying.of(rows + tokens + count) - self._verifying.of(rows + tokens)
+            if speed * (drafting + max(0.0, more) / count) >= surest:
+                break
             longer, tokens = longer + 1, tokens + count
+        row = max(0.0, self._verifying.of(rows + tokens) - self._verifying.of(rows)) / tokens
         everyone = self._of_all.share(_FIRST, _FIRST_COUNTS)
         of_next = {plan.chunks[place].sequence: share for place, (share, _) in limits.items()}
-        stops = WorthOfTokens(self._by_odds, everyone, of_next, speed, self._drafting_seconds_of, row(tokens))
-        return {
-            place: replace(size, chain=min(size.chain + longer, limits[place][1]), stops=stops)
-            for place, size in sizes.items()
-        }
+        rule = WorthOfTokens(
+            self._by_odds,
+            everyone,
+            self._caught.share(_FIRST_CAUGHT, _FIRST_COUNTS),
+            of_next,
+            speed,
+            self._drafting_seconds_of,
+            row,
+        )
+        found = {}
+        for place, size in sizes.items():
+            chain = min(size.chain + longer, limits[place][1])
+            # They take what the chain leaves.
+            branches = min(self._branches, chain - 1)
+            found[place] = DraftSize(chain, branches, branches, rule)
+        return found
 
     def begin_load(self) -> None:
         """Forget what drafts have cost; what is known of times and acceptance stays."""

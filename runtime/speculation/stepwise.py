@@ -17,7 +17,7 @@ from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
 from ..requests.sequence import Sequence
 from ..sampling.sampling import merits, trying
-from ..scheduling.plan import StepPlan, StopRule
+from ..scheduling.plan import DraftRule, StepPlan
 from .caches import DraftCache
 from .drafter import Chains, Drafts, PlannedChain
 from .tree import DraftBranch, TokenTree
@@ -45,6 +45,7 @@ class GrowingDraft:
     Attributes:
         longest: of its chain.
         branches: how many others it may have.
+        others_each: how many others are asked for at each token.
         odds: of the second choice against each token of the chain.
         reached: how likely its chain is right so far, if the odds between the tokens are as the drafter has them.
         others: tokens besides the chain's: how likely each is, after how many of the chain's, and which.
@@ -52,6 +53,7 @@ class GrowingDraft:
 
     longest: int
     branches: int
+    others_each: int
     chain: list[int] = field(default_factory=list)
     odds: list[float] = field(default_factory=list)
     reached: float = 1.0
@@ -65,10 +67,16 @@ class GrowingDraft:
         self.odds.append(choice.odds)
         self.reached = whole
 
-    def tree(self) -> TokenTree:
-        """With the most likely of the others."""
-        likely = sorted(self.others, reverse=True)[: self.branches]
-        return TokenTree(self.chain, [DraftBranch(after, [token]) for _, after, token in likely], self.odds)
+    def tree(self, rule: DraftRule | None) -> TokenTree:
+        """With the others that a rule chooses, as many as the chain has left places; without one with the most likely."""
+        if rule is None:
+            branches = [(after, token) for _, after, token in sorted(self.others, reverse=True)[: self.branches]]
+        else:
+            seconds = {after: token for _, after, token in self.others}
+            places = [place for place in rule.branching(self.odds) if place in seconds]
+            room = min(self.branches, self.longest - len(self.chain))
+            branches = [(place, seconds[place]) for place in places[:room]]
+        return TokenTree(self.chain, [DraftBranch(after, [token]) for after, token in branches], self.odds)
 
 
 class StepwiseDrafter(ABC):
@@ -141,9 +149,12 @@ class StepwiseDrafter(ABC):
             chains: computes them elsewhere, without branches and constraints; None to choose each token here.
         """
         self._cache.begin(plan)
+        rule = next((chunk.rule for chunk in plan.chunks if chunk.drafts), None)
         growing = {
             chunk.sequence: GrowingDraft(
-                min(chunk.drafts, self._longest - len(chunk.sequence.tokens)), len(chunk.spare)
+                min(chunk.drafts, self._longest - len(chunk.sequence.tokens)),
+                len(chunk.spare),
+                len(chunk.spare) if rule is None else min(1, len(chunk.spare)),
             )
             for chunk in plan.chunks
             if chunk.drafts and self._may_draft(chunk.sequence)
@@ -152,7 +163,7 @@ class StepwiseDrafter(ABC):
         prepared = self._prepare(list(growing))
         preparing = time.perf_counter() - begun
         if chains is None:
-            self._grow(growing, next((chunk.stops for chunk in plan.chunks if chunk.drafts), None))
+            self._grow(growing, rule)
             for sequence, draft in growing.items():
                 self._cache.drafted(sequence, draft.chain)
         else:
@@ -161,9 +172,9 @@ class StepwiseDrafter(ABC):
                 self._cache.drafted(sequence, drafted.tokens)
                 ends = (i + 1 for i, token in enumerate(drafted.tokens) if self._is_over(sequence, token))
                 growing[sequence].chain = drafted.tokens[: min(drafted.of_use, next(ends, drafted.of_use))]
-        return Drafts({sequence: draft.tree() for sequence, draft in growing.items()}, prepared, preparing)
+        return Drafts({sequence: draft.tree(rule) for sequence, draft in growing.items()}, prepared, preparing)
 
-    def _grow(self, growing: dict[Sequence, GrowingDraft], stops: StopRule | None) -> None:
+    def _grow(self, growing: dict[Sequence, GrowingDraft], rule: DraftRule | None) -> None:
         with ExitStack() as stack:
             for sequence in growing:
                 stack.enter_context(trying(sequence))
@@ -180,8 +191,8 @@ class StepwiseDrafter(ABC):
                         sequence.matcher.accept(choice.token)
                     if self._is_over(sequence, choice.token) or len(draft.chain) == draft.longest:
                         del left[sequence]
-                if stops is not None:
-                    going_on = stops.going_on({sequence: draft.odds for sequence, draft in left.items()})
+                if rule is not None:
+                    going_on = rule.going_on({sequence: draft.odds for sequence, draft in left.items()})
                     left = {sequence: draft for sequence, draft in left.items() if sequence in going_on}
 
     def replaced(self, sequence: Sequence, block: int, by: int) -> None:
@@ -199,16 +210,13 @@ class StepwiseDrafter(ABC):
         found: dict[Sequence, DraftChoice | None] = {}
         for row, sequence in enumerate(sequences):
             draft, params = drafts[sequence], sequence.request.params
-            if params.is_plainly_greedy and not draft.branches:
-                token = stats.best[row]
-                found[sequence] = DraftChoice(
-                    token if self._tokens is None else int(self._tokens[token]), _odds_of_second(logits, stats, row)
-                )
+            if params.is_plainly_greedy and draft.others_each <= 1:
+                found[sequence] = self._greedy(logits[row], stats, row, asks_for_second=draft.others_each == 1)
                 continue
             by_token = self._of_all(logits[row])
             if not params.is_plainly_greedy:
                 by_token = merits(by_token, sequence, self._ends, self._seed, len(draft.chain))
-            best = by_token.topk(1 + max(1, draft.branches))
+            best = by_token.topk(1 + max(1, draft.others_each))
             first, *others = best.values.tolist()
             if not math.isfinite(first):
                 found[sequence] = None
@@ -221,9 +229,25 @@ class StepwiseDrafter(ABC):
                 else []
             )
             token, *second = best.indices.tolist()
-            likely = list(zip(odds, second, strict=False))[: draft.branches]
+            likely = list(zip(odds, second, strict=False))[: draft.others_each]
             found[sequence] = DraftChoice(token, odds[0] if odds else 1.0, likely)
         return found
+
+    def _greedy(self, logits: Tensor, stats: LogitStatistics, row: int, *, asks_for_second: bool) -> DraftChoice:
+        """The highest logit, and the second highest: far faster than to look for the highest two."""
+        best = stats.best[row]
+        if not stats.is_sound(row):
+            return DraftChoice(self._token(best), 1.0)
+        if stats.second is not None and not asks_for_second:
+            return DraftChoice(self._token(best), math.exp(stats.second[row] - stats.highest[row]))
+        logits[best] = -math.inf
+        highest, second = logits.max(-1)
+        odds = math.exp(highest.item() - stats.highest[row])
+        return DraftChoice(self._token(best), odds, [(odds, self._token(int(second)))] if asks_for_second else [])
+
+    def _token(self, place: int) -> int:
+        """What one of its logits is for."""
+        return place if self._tokens is None else int(self._tokens[place])
 
     def _of_all(self, logits: Tensor) -> Tensor:
         """Logits of the whole vocabulary, of which the drafter's may be a part; tables of embeddings may be padded, too."""
@@ -239,15 +263,3 @@ class StepwiseDrafter(ABC):
         if matcher is not None and (matcher.is_complete or matcher.failure is not None):
             return True
         return token in params.stop_token_ids or (token in self._ends and not params.ignore_eos)
-
-
-def _odds_of_second(logits: Tensor, stats: LogitStatistics, row: int) -> float:
-    """The odds of a row's second choice against its first, which is taken out: far faster than the highest two."""
-    if not stats.is_sound(row):
-        return 1.0
-    if stats.second is not None:
-        second = stats.second[row]
-    else:
-        logits[row, stats.best[row]] = -math.inf
-        second = float(logits[row].max())
-    return math.exp(second - stats.highest[row])

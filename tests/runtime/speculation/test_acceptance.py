@@ -12,7 +12,7 @@ import torch
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.requests.sequence import Sequence
 from smelt.runtime.scheduling.drafting import DraftSize
-from smelt.runtime.scheduling.plan import StepPlan, StopRule
+from smelt.runtime.scheduling.plan import DraftRule, StepPlan
 from smelt.runtime.speculation.acceptance import AcceptanceByOdds, WorthOfTokens
 from smelt.runtime.speculation.counts import DraftOutcome
 from smelt.runtime.speculation.length import Drafted, FixedDrafts
@@ -31,17 +31,20 @@ class EndsAbove:
     def going_on(self, odds: Mapping[Sequence, SequenceOf[float]]) -> set[Sequence]:
         return {sequence for sequence, each in odds.items() if each[-1] <= self._most}
 
+    def branching(self, odds: SequenceOf[float]) -> list[int]:
+        return [place for place, each in enumerate(odds) if each > self._most]
+
 
 class WatchedDrafts(FixedDrafts):
     """A fixed number of draft tokens, which end where a rule says so; keeps what became of them."""
 
-    def __init__(self, count: int, stops: StopRule | None = None) -> None:
-        super().__init__(count)
-        self._stops = stops
+    def __init__(self, count: int, rule: DraftRule | None = None, branches: int = 0) -> None:
+        super().__init__(count, branches)
+        self._rule = rule
         self.seen: list[tuple[list[int], DraftOutcome]] = []
 
     def sizes(self, plan: StepPlan, budget: int) -> dict[int, DraftSize]:
-        return {i: replace(size, stops=self._stops) for i, size in super().sizes(plan, budget).items()}
+        return {i: replace(size, rule=self._rule) for i, size in super().sizes(plan, budget).items()}
 
     def ran(self, plan: StepPlan, drafted: Drafted, now: float) -> None:
         super().ran(plan, drafted, now)
@@ -86,7 +89,7 @@ def test_odds_are_those_of_the_drafters_second_choice(
 def test_drafts_end_where_the_rule_says(drafters: dict[str, str], drafter: str, params: SamplingParams) -> None:  # noqa: F811
     """And the output stays what it is without."""
     plain = Engine(drafters["itself"], **ENGINE).generate(PROMPTS, params)
-    drafting = WatchedDrafts(6, stops=EndsAbove(0.8))
+    drafting = WatchedDrafts(6, rule=EndsAbove(0.8))
     tokens = watched(drafters["itself"], drafters[drafter], drafting, params)
     assert tokens == [output.completions[0].tokens for output in plain]
     ended = 0
@@ -106,7 +109,7 @@ def prompt_of(tokens: list[int]) -> list[int]:
 
 
 def test_lookup_has_no_odds(drafters: dict[str, str]) -> None:  # noqa: F811
-    drafting = WatchedDrafts(3, stops=EndsAbove(-1.0))
+    drafting = WatchedDrafts(3, rule=EndsAbove(-1.0))
     watched(drafters["itself"], "lookup", drafting, GREEDY)
     assert drafting.seen
     assert all(outcome.odds == () for _, outcome in drafting.seen)
@@ -134,7 +137,7 @@ def rule(speed: float, of_next: list[tuple[Sequence, float]]) -> WorthOfTokens:
     for _ in range(400):
         shares.add([0.01, 0.01, 0.97], 3)
         shares.add([0.01, 0.01, 0.97], 2)
-    return WorthOfTokens(shares, 0.8, dict(of_next), speed, lambda count: 0.5 + 0.01 * count, 0.0)
+    return WorthOfTokens(shares, 0.8, 0.9, dict(of_next), speed, lambda count: 0.5 + 0.01 * count, 0.0)
 
 
 def test_a_draft_goes_on_while_its_next_token_brings_more_than_its_time() -> None:
@@ -155,3 +158,36 @@ def test_drafts_share_the_time_of_a_step() -> None:
     assert found.going_on({first: unsure}) == set()
     assert found.going_on({first: sure, second: unsure, third: sure}) == {first, second}
     assert found.going_on({}) == set()
+
+
+def test_branches_leave_where_the_second_choice_is_worth_its_row() -> None:
+    (one,) = sequences(1)
+    by_row = [replace(rule(1.0, [(one, 0.8)]), row=row) for row in (0.2, 0.3, 0.5)]
+    odds = [0.01, 0.97, 0.01, 0.97]  # the second one is wrong every other time, and so is the last, if it is reached
+    assert by_row[0].branching(odds) == [1, 3]  # 0.45 tokens and 0.22
+    assert by_row[1].branching(odds) == [1]
+    assert by_row[2].branching(odds) == []
+    assert by_row[0].branching([]) == []
+
+
+@pytest.mark.parametrize("drafter", ["near", "shallow", "head"])
+@pytest.mark.parametrize(
+    "params", [GREEDY, SamplingParams(max_tokens=24, seed=7, ignore_eos=True)], ids=["greedy", "sampled"]
+)
+def test_second_choices_are_verified_where_the_rule_says(
+    drafters: dict[str, str],  # noqa: F811
+    drafter: str,
+    params: SamplingParams,
+) -> None:
+    """They take places that the chain has left, and the output stays what it is."""
+    plain = Engine(drafters["itself"], **ENGINE).generate(PROMPTS, params)
+    drafting = WatchedDrafts(6, rule=EndsAbove(0.5), branches=2)
+    tokens = watched(drafters["itself"], drafters[drafter], drafting, params)
+    assert tokens == [output.completions[0].tokens for output in plain]
+    for known, outcome in drafting.seen:
+        unsure = sum(odds > 0.5 for odds in outcome.odds)
+        before = len(known) - outcome.accepted - outcome.on_branch - 1 - len(prompt_of(known))
+        most = min(6, params.max_tokens - before - 1)
+        assert outcome.branched == min(2, unsure, most - outcome.drafted)
+    assert drafting.total.branched > 10
+    assert drafting.total.beside > 0

@@ -90,9 +90,9 @@ class World:
                 right[sequence] += right[sequence] == len(odds[sequence]) and self.draw.random() < share
                 odds[sequence].append(close)
             growing = {sequence for sequence in growing if len(odds[sequence]) < chosen[sequence].chain}
-            stops = next(iter(chosen.values())).stops
-            if stops is not None:
-                growing &= stops.going_on({sequence: odds[sequence] for sequence in growing})
+            rule = next(iter(chosen.values())).rule
+            if rule is not None:
+                growing &= rule.going_on({sequence: odds[sequence] for sequence in growing})
         return {each: DraftOutcome(len(odds[each]), right[each], odds=odds[each]) for each in chosen}
 
     def gain(self, sequences: int, steps: int) -> float:
