@@ -121,7 +121,6 @@ class Engine:
         self._sinks: dict[str, Sink] = {}
         self._new = NewRequests(self)
         self._adapters: dict[str, str] = {}  # with their fingerprints
-        self._recorder = Recorder(self.scheduler, self.ends, self.tokenizer)
         self._deadlines = Deadlines(self._requests)
         self._lock = threading.RLock()
         self.loop = EngineLoop(self, thread or EngineThread())
@@ -608,6 +607,10 @@ class Engine:
         if self.drafting is not None and result.drafted is not None:
             self.drafting.ran(plan, result.drafted, time.perf_counter())
         return changed
+
+    @property
+    def _recorder(self) -> Recorder:
+        return Recorder(self.scheduler, self.ends, self.tokenizer)
 
     def _fail_all(self, sentence: str) -> None:
         for request in list(self._requests.values()):

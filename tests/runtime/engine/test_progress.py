@@ -18,7 +18,6 @@ from smelt.runtime import Engine, RequestOutput, RuntimeProblem, SamplingParams
 from smelt.runtime.blocks.block_cache import BlockCache
 from smelt.runtime.blocks.host_tier import HostTier
 from smelt.runtime.engine.executors.executor import CompletedStep, StepHandle, StepResult
-from smelt.runtime.engine.recorder import Recorder
 from smelt.runtime.requests.sequence import Request, Sequence, TokenScore
 from smelt.runtime.sampling.beam_candidates import continuations
 from smelt.runtime.sampling.sampling import Sampled
@@ -165,7 +164,6 @@ def renewed(
         admission=PeakAdmission(built.cache),
         swapping=Swapping("swap", size, COST) if slots else None,
     )
-    built._recorder = Recorder(built.scheduler, built.ends, built.tokenizer)
     executor = Checking(size, ahead=ahead)
     built.executor = executor
     return executor
