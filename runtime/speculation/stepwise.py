@@ -174,7 +174,7 @@ class StepwiseDrafter(ABC):
                 growing[sequence].chain = drafted.tokens[: min(drafted.of_use, next(ends, drafted.of_use))]
         return Drafts({sequence: draft.tree(rule) for sequence, draft in growing.items()}, prepared, preparing)
 
-    def _grow(self, growing: dict[Sequence, GrowingDraft], rule: DraftRule | None) -> None:
+    def _grow(self, growing: dict[Sequence, GrowingDraft], rule: DraftRule | None = None) -> None:
         with ExitStack() as stack:
             for sequence in growing:
                 stack.enter_context(trying(sequence))
