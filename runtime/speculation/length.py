@@ -129,6 +129,7 @@ class AdaptiveDrafts(FixedDrafts):
         unprepared: how many of a sequence's tokens the drafter would have to compute first.
         branches: the most branches of a chain.
         longest_branch: how many tokens each may have; None for as many as the chain.
+        ends_by_odds: whether chains can end where the drafter is not sure.
     """
 
     def __init__(
@@ -139,6 +140,8 @@ class AdaptiveDrafts(FixedDrafts):
         unprepared: Callable[[Sequence], int] = lambda _: 0,
         branches: int = 0,
         longest_branch: int | None = 1,
+        *,
+        ends_by_odds: bool = True,
     ) -> None:
         super().__init__(most, branches, longest_branch)
         self._unprepared = unprepared
@@ -152,6 +155,7 @@ class AdaptiveDrafts(FixedDrafts):
         self._caught = AcceptanceShare()
         self._of_each: WeakKeyDictionary[Sequence, AcceptanceShare] = WeakKeyDictionary()
         self._by_odds = AcceptanceByOdds()
+        self._ends_by_odds = ends_by_odds
         self._lost = self._spent = 0.0
         self._trying = 0.0  # what tries were expected to lose
         self._deciding = 0.0  # seconds that the last decision took
@@ -358,7 +362,8 @@ class AdaptiveDrafts(FixedDrafts):
         for sequence, outcome in drafted.of.items():
             self._of_all.add(outcome.accepted, outcome.tried, _ALL_KEPT)
             self._of_each.setdefault(sequence, AcceptanceShare()).add(outcome.accepted, outcome.tried, _KEPT)
-            self._by_odds.add(outcome.odds[: outcome.tried], outcome.accepted)
+            if self._ends_by_odds:
+                self._by_odds.add(outcome.odds[: outcome.tried], outcome.accepted)
             if outcome.caught is not None:
                 self._caught.add(outcome.caught, 1, _ALL_KEPT)
             elif outcome.is_chain_wrong:

@@ -40,7 +40,15 @@ def drafting_of(config: EngineConfig, drafter: Drafter, executor: Executor) -> F
         drafting = _measured(partial(executor.timed, drafts=True), config.max_sequences)
     verifying = _measured(partial(executor.timed, drafts=False), config.token_budget)
     branches, longest = config.draft_branches, drafter.longest_branch
-    return AdaptiveDrafts(_MOST[looks_up], verifying, drafting, drafter.unprepared, branches, longest)
+    return AdaptiveDrafts(
+        _MOST[looks_up],
+        verifying,
+        drafting,
+        drafter.unprepared,
+        branches,
+        longest,
+        ends_by_odds=not executor.drafts_at_once,
+    )
 
 
 def _measured(compute: Callable[[int], Tensor], most: int) -> TimesByRows:

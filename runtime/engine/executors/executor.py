@@ -83,9 +83,13 @@ class Executor(Protocol):
 
     Attributes:
         model: the model; a profile wraps it with a timer.
+        drafts_at_once: whether a whole draft is computed before the host sees its first token, so that nothing can end it.
     """
 
     model: RunsBatches
+
+    @property
+    def drafts_at_once(self) -> bool: ...
 
     def execute(self, plan: StepPlan) -> StepHandle:
         """Start a step, or run it."""

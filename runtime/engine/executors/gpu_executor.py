@@ -119,6 +119,11 @@ class GpuExecutor(TorchExecutor):
             return DraftChains(first, later, layout)
         return None
 
+    @property
+    def drafts_at_once(self) -> bool:
+        """Whether a drafter's steps choose the token that the next one reads."""
+        return self._chained is not None
+
     def runs_ahead(self, request: Request) -> bool:
         """Whether all its tokens can be sampled on the device, and none of them is needed to draft the next ones."""
         return self._drafter is None and self._samples(request)

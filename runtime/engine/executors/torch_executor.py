@@ -86,6 +86,11 @@ class TorchExecutor:
         """Run a step."""
         return CompletedStep(self._compute(plan))
 
+    @property
+    def drafts_at_once(self) -> bool:
+        """Never: the host chooses each token."""
+        return False
+
     def runs_ahead(self, request: Request) -> bool:
         """Never."""
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from smelt.runtime.speculation.caches import OwnCache
 from smelt.runtime.speculation.drafter import DraftedChain, PlannedChain
 from smelt.runtime.speculation.eagle.head_drafter import HeadDrafter
 from smelt.runtime.speculation.stepwise import GrowingDraft
+from smelt.runtime.speculation.times_by_rows import TimesByRows
 from smelt.runtime.speculation.verification import VerifiedChain
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -260,6 +262,9 @@ def test_a_draft_heads_tokens_are_chosen_on_the_device(
     host = on_the_host(engine, monkeypatch)
     drafter, chained = engine.drafter, engine.executor._chained  # type: ignore[attr-defined]
     assert isinstance(drafter, HeadDrafter)
+    monkeypatch.setattr(draft_lengths, "_measured", lambda *_: TimesByRows())
+    adapting = draft_lengths.drafting_of(replace(engine.config, draft_tokens="auto"), drafter, engine.executor)
+    assert not adapting._ends_by_odds  # type: ignore[attr-defined]
     compute, counts = chained.of, set()
 
     def both(planned: dict[Sequence, PlannedChain], *others: Any) -> dict[Sequence, DraftedChain]:

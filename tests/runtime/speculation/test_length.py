@@ -205,6 +205,15 @@ def test_what_says_nothing_is_no_loss(sequences: int) -> None:
     assert found > 0.96 * fixed
 
 
+def test_drafts_that_nothing_can_end_have_the_best_fixed_number() -> None:
+    """Also if odds are known of some, which were computed in another way."""
+    world = World(memory_bound, a_quarter, 0.0, odds=sure_or_not)
+    world.drafts = AdaptiveDrafts(8, times(memory_bound), times(a_quarter), ends_by_odds=False)
+    fixed = max(best_gain(sure_or_not, least=0, most=most, sequences=1) for most in range(1, 9))
+    assert world.gain(1, 3000) > 0.96 * fixed
+    assert all(size.rule is None for size in world.drafts.sizes(decodes(1), 512).values())
+
+
 @pytest.mark.parametrize("odds", [sure_or_not, no_matter])
 @pytest.mark.parametrize("sequences", [1, 8])
 def test_drafts_of_a_drafter_with_odds_are_no_loss_where_rows_are_dear(
