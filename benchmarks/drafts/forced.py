@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from smelt.runtime import Engine
 from smelt.runtime.requests.sequence import Sequence
@@ -61,20 +62,21 @@ class _Answers:
     def __init__(self, outputs: dict[tuple[int, ...], list[int]], acceptance: Acceptance) -> None:
         self._outputs, self._acceptance = outputs, acceptance
         self._draw = random.Random(0)
-        self._place = 0
+        self._places: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()  # where each one's draft began
 
     def after(self, sequence: Sequence, count: int) -> list[int]:
         """The right tokens that come next."""
         known = self._outputs[tuple(sequence.request.prompt)][len(sequence.generated) :]
         return (known + [0] * count)[:count]
 
-    def choice(self, sequence: Sequence, others: int) -> DraftChoice:
-        """What the other pair's drafter chose next, in the order in which it did."""
+    def choice(self, sequence: Sequence, draft: GrowingDraft) -> DraftChoice:
+        """What the other pair's drafter chose somewhere, and from there on in the order in which it did."""
         tokens, (right,) = self._acceptance.tokens, self.after(sequence, 1)
-        odds, is_right = tokens[self._place % len(tokens)]
-        self._place += 1
+        if not draft.chain:
+            self._places[sequence] = self._draw.randrange(len(tokens))
+        odds, is_right = tokens[(self._places[sequence] + len(draft.chain)) % len(tokens)]
         caught = not is_right and self._draw.random() < self._acceptance.caught
-        tokens_of_others = [right if caught and i == 0 else _wrong(right, 2 + i) for i in range(others)]
+        tokens_of_others = [right if caught and i == 0 else _wrong(right, 2 + i) for i in range(draft.others_each)]
         return DraftChoice(right if is_right else _wrong(right, 1), odds, [(odds, token) for token in tokens_of_others])
 
     def fill(self, tree: TokenTree, right: SequenceOf[int]) -> None:
@@ -118,7 +120,7 @@ class _ForcedLookup:
 def force(engine: Engine, prompts: SequenceOf[list[int]], outputs: list[list[int]], acceptance: Acceptance) -> None:
     """Let an engine's drafter be right so often.
 
-    It does all its work. The tokens of drafts, and how sure the drafter was of them, are then those of the other pair, one after another.
+    It does all its work. The tokens of each draft, and how sure the drafter was of them, are then those of the other pair from some place on.
 
     Args:
         engine: with a drafter.
@@ -137,7 +139,7 @@ def force(engine: Engine, prompts: SequenceOf[list[int]], outputs: list[list[int
 
     def forced(drafts: dict[Sequence, GrowingDraft]) -> dict[Sequence, DraftChoice | None]:
         chosen(drafter, drafts)
-        return {sequence: answers.choice(sequence, draft.others_each) for sequence, draft in drafts.items()}
+        return {sequence: answers.choice(sequence, draft) for sequence, draft in drafts.items()}
 
     drafter._next = forced  # type: ignore[method-assign]
 

@@ -4,7 +4,7 @@
 
 First smelt-6m and its own forms on real text, whose acceptance is real. Then a Llama of 1.1 billion seeded random weights, which says nothing
 of acceptance: its drafters do all their work, and what they choose is then replaced by a right or a wrong token, as it was of the same pair of
-formats of smelt-6m, one after another, with the odds that its second choice had there; lookup has as many tokens as are asked for, as if it always found some, each right with the probability that was measured. Each row is one engine: a turn without drafts, a turn with them.
+formats of smelt-6m from some place on, with the odds that its second choice had there; lookup has as many tokens as are asked for, as if it always found some, each right with the probability that was measured. Each row is one engine: a turn without drafts, a turn with them.
 Turns of smelt-6m take a twentieth of a second, of which other processes can take any part: there are eight times as many.
 """
 
