@@ -24,7 +24,7 @@ test-slow: setup
 # What vLLM, on this CPU, makes of every format; in an environment of its own, because it pins other versions.
 test-vllm: setup $(VLLM)/.installed
 	OMP_NUM_THREADS=1 SMELT_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -n 0 -m 'slow or not slow' \
-		tests/compress/loaders/test_loaders.py
+		tests/compress/loaders/test_loaders.py tests/distill/heads/test_heads_in_vllm.py
 
 # The server through OpenAI's and Anthropic's packages for Node.
 test-node: setup $(NODE)/.installed

@@ -31,7 +31,7 @@ def distill(
     data: Annotated[str, typer.Option(help="Text whose beginnings the model continues, as in recipes.")] = "builtin",
     learning_rate: Annotated[float, typer.Option(help="The peak learning rate.")] = 1e-3,
     head: Annotated[
-        bool, typer.Option("--head", help="A draft head (EAGLE-3): one layer that reads states of the model's.")
+        bool, typer.Option("--head", help="A draft head (EAGLE-3.1): one layer that reads states of the model's.")
     ] = False,
     draft_vocabulary: Annotated[
         int | None,

@@ -33,7 +33,7 @@ def head_card(report: ReportData, checkpoint: Path, original: ModelDirectory, re
     done = str(record["done"]).replace(source, portable(source))
     out = ["---", front, "---", "", f"# {plain(base.removeprefix('builtin:').rpartition('/')[2])}, draft head", ""]
     out += [
-        f"A draft head (EAGLE-3) for {plain(base)}, made by Smelt {plain(report.versions.get('smelt', ''))}: it proposes tokens, which the"
+        f"A draft head (EAGLE-3.1) for {plain(base)}, made by Smelt {plain(report.versions.get('smelt', ''))}: it proposes tokens, which the"
         " model verifies several at a time, so that its output stays its own. It is of no use by itself.",
         "",
         f"It was {plain(done)}.",
@@ -47,8 +47,7 @@ def head_card(report: ReportData, checkpoint: Path, original: ModelDirectory, re
         "",
         "```sh",
         "smelt serve MODEL --drafter PATH",
-        # vLLM does not read a rounded lm_head of a draft head.
-        *([] if record["scheme"] else [_VLLM]),
+        _VLLM,
         "```",
         "",
         "## Settings",

@@ -1,4 +1,4 @@
-"""A draft head's checkpoint, as EAGLE-3's authors write it, and as vLLM, SGLang and Smelt's engine read it."""
+"""A draft head's checkpoint, as EAGLE-3's authors write it, with the norms of EAGLE-3.1, as vLLM reads it."""
 
 from __future__ import annotations
 
@@ -101,6 +101,8 @@ def _config(shape: HeadShape, dtype: torch.dtype) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "draft_vocab_size": shape.vocabulary,
+        "fc_norm": True,
+        "norm_output": True,
         **_states(shape.after),
         "dtype": str(dtype).removeprefix("torch."),
     }

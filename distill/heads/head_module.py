@@ -1,4 +1,4 @@
-"""A draft head in training: EAGLE-3's layer, with the names that its tensors have in a checkpoint."""
+"""A draft head in training: EAGLE-3.1's layer, with the names that its tensors have in a checkpoint."""
 
 from __future__ import annotations
 
@@ -112,6 +112,7 @@ class HeadModule(nn.Module):
         super().__init__()
         config, hidden = shape.config, shape.config.hidden_size
         self.shape = shape
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(hidden, config.rms_norm_eps) for _ in range(STATES))
         self.fc = nn.Linear(STATES * hidden, hidden, bias=False)
         self.midlayer = _Layer(config)
         self.norm = LlamaRMSNorm(hidden, config.rms_norm_eps)
@@ -159,7 +160,8 @@ class HeadModule(nn.Module):
         """
         count = embedded.shape[1] - ahead
         attention = self.midlayer.self_attn
-        hidden = self.fc(states)[:, :count]
+        each = [norm(part) for norm, part in zip(self.fc_norm, states.chunk(STATES, -1), strict=True)]
+        hidden = self.fc(torch.cat(each, -1))[:, :count]
         keys = values = None
         own: list[tuple[Tensor, Tensor]] = []
         found = []
@@ -179,7 +181,8 @@ class HeadModule(nn.Module):
             attended = _attended(queries, keys, values, own, attention.size**-0.5)
             hidden = hidden + attention.o_proj(attended.transpose(1, 2).flatten(-2))
             hidden = hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
-            found.append(self.norm(hidden))
+            hidden = self.norm(hidden)
+            found.append(hidden)
         return found
 
     def _projected(self, x: Tensor, first: int) -> tuple[Tensor, Tensor, Tensor]:

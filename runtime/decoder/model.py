@@ -49,6 +49,7 @@ class Model:
         logit_statistics: computes statistics of rows of logits.
         stack: computes all layers at once, where supported.
         aux: takes the states between layers that a draft head reads; None if there is none.
+        is_tied: whether lm_head's weight is the embedding's.
         stream: brings the layers' weights, if they are offloaded; None otherwise.
         rotations: its rotary positions.
         cache_scheme: how keys and values are rounded, if the checkpoint sets it.
@@ -78,7 +79,7 @@ class Model:
         )
         names = self.spec.names
         first, last = self.stages.is_first, self.stages.is_last
-        tied = self.spec.tied or not checkpoint.has_matrix(names.head)
+        self.is_tied = tied = self.spec.tied or not checkpoint.has_matrix(names.head)
         self._embedding = load.table(names.embedding, self.spec.vocabulary) if first or (last and tied) else None
         self._positions = load.tensor(f"{names.positions}.weight", None) if names.positions and first else None
         self._project_in = load.linear(names.project_in) if names.project_in and first else None

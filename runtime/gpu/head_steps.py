@@ -60,8 +60,9 @@ class HeadSteps(SampledSteps):
         return self._layers.run(self._head.begin(ids, read), step, self._cache)
 
     def _logits(self, hidden: Tensor, choosers: Tensor) -> Tensor:
-        self._states.index_put_((choosers.long(),), hidden)
         room = self._room[: len(hidden)]
+        logits, states = self._head.end(hidden, room if self._tokens is None else None)
+        self._states.index_put_((choosers.long(),), states)
         if self._tokens is None:
-            return self._head.head(hidden, room)
-        return room.fill_(float("-inf")).index_copy_(1, self._tokens, self._head.head(hidden))
+            return logits
+        return room.fill_(float("-inf")).index_copy_(1, self._tokens, logits)

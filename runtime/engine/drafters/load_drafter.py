@@ -44,5 +44,5 @@ def load_drafter(
             f"drafter is {config.drafter}; it must be {LOOKUP}, {NESTED}, early-exit:N or a checkpoint's directory"
         )
     if is_head(path):
-        return LoadedHead.load(path, config, verifier, log=log)
+        return LoadedHead.load(path, config, opened, verifier, log=log)
     return DraftModel.load(path, config, opened, verifier, log=log)

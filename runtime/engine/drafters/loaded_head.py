@@ -15,6 +15,7 @@ from ...speculation.eagle.draft_head import DraftHead
 from ...speculation.eagle.features import Features
 from ...speculation.eagle.head_checkpoint import HeadCheckpoint
 from ...speculation.eagle.head_drafter import HeadCache, HeadDrafter
+from ...weights.checkpoint import Checkpoint
 from ..setup.config import EngineConfig
 from ..setup.host_blocks import HostBlocks
 from ..setup.loading import load_operators, on_device_of
@@ -32,27 +33,30 @@ class LoadedHead:
     is_part = False
 
     @classmethod
-    def load(cls, path: Path, config: EngineConfig, verifier: Model, *, log: Log) -> Self:
+    def load(cls, path: Path, config: EngineConfig, opened: Checkpoint, verifier: Model, *, log: Log) -> Self:
         """Load one for a model.
 
         Args:
             path: its directory.
             config: of the engine.
-            verifier: the model that verifies.
+            opened: the verifier's checkpoint.
+            verifier: the model that verifies, or this rank's share of each of its layers.
             log: gets messages for the user.
 
         Raises:
             SmeltError: it cannot be read, or does not fit the verifier.
         """
-        if config.ranks > 1:
+        if config.pp > 1 or config.cp > 1:
             raise RuntimeProblem(
-                f"drafter is {path}, a draft head, which reads what all layers leave, and {config.division}; use lookup or a model"
+                f"drafter is {path}, a draft head, which reads what several layers make of every token, and {config.division}; use tp alone, lookup or a model"
             )
         if config.compile:
             raise RuntimeProblem(
                 f"drafter is {path}, a draft head, which reads what is between layers that compile joins; leave compile out"
             )
-        head = DraftHead(HeadCheckpoint(path), verifier, load_operators(verifier.dtype, config, log=log, drafts=True))
+        head = DraftHead(
+            HeadCheckpoint(path), verifier, opened, load_operators(verifier.dtype, config, log=log, drafts=True)
+        )
         where = ", ".join(map(str, head.after))
         log(f"a draft head of one layer reads what the model leaves after {where} of {len(verifier.layers)} layers")
         return cls(head)

@@ -19,6 +19,7 @@ from ...decoder.model import Head, Model
 from ...decoder.operators import Operators
 from ...decoder.rope import Rotations
 from ...parallel.ranks import Ranks
+from ...weights.checkpoint import Checkpoint
 from .head_checkpoint import STATES, HeadCheckpoint
 
 
@@ -28,19 +29,19 @@ class DraftHead:
     Args:
         checkpoint: its directory.
         model: that it drafts for, whose embedding it uses, unless it has its own; and whose lm_head, if it has none.
+        opened: the model's checkpoint, from which these are read whole if the model is divided between ranks.
         operators: its implementation of the parts.
 
     Attributes:
         after: after how many of the model's layers the states are taken that it reads.
         tokens: which token of the model's vocabulary each of its logits is for ``[draft vocabulary]``; None for the same order.
-        fuse: from these states, one after another, to its own width.
         stack: its layer, where that is computed at once.
 
     Raises:
         SmeltError: a tensor is missing, or it is not a head for this model.
     """
 
-    def __init__(self, checkpoint: HeadCheckpoint, model: Model, operators: Operators) -> None:
+    def __init__(self, checkpoint: HeadCheckpoint, model: Model, opened: Checkpoint, operators: Operators) -> None:
         self.path = checkpoint.path
         spec = self._spec = checkpoint.spec
         self._operators, self._model = operators, model
@@ -54,19 +55,25 @@ class DraftHead:
                 " a head that was trained for this model"
             )
         load = DecoderLoader(checkpoint, spec, operators, Ranks())
-        self.fuse = load.linear("fc", shape=(spec.hidden, STATES * model.spec.hidden))
+        settings = checkpoint.settings
+        self._fuse = load.linear("fc", shape=(spec.hidden, STATES * model.spec.hidden))
+        self._norm_all = load.norm("input_norm" if settings.norms_all else None)
+        self._norm_each = [load.norm(f"fc_norm.{i}") for i in range(STATES)] if settings.norms_each else None
+        self._norms_outputs = settings.norms_outputs
         self._token_norm = load.norm(f"{spec.names.layer}input_layernorm")
-        self._first_norm = load.norm(f"{spec.names.layer}hidden_norm" if checkpoint.settings.norms_first else None)
+        self._first_norm = load.norm(f"{spec.names.layer}hidden_norm" if settings.norms_first else None)
         self._layer = DecoderLayer(load, spec, spec.layers[0], 0)
         entry = self._layer.parts.norms["before_attention"]
         assert isinstance(entry, JoinedInputs)
         self._entry = entry
         self.stack = operators.stack([self._layer.parts])
         own = checkpoint.has_matrix("embed_tokens")
+        needed = model.spec.vocabulary
+        undivided = DecoderLoader(opened, model.spec, operators, Ranks())
         self._table: Any = model.token_table
         if own:
             self._table = TokenTable(load.matrix("embed_tokens", kind="Embedding"), operators.dtype, operators.device)
-            rows, needed = self._table.matrix.shape[0], model.spec.vocabulary
+            rows = self._table.matrix.shape[0]
             if rows < needed:
                 raise RuntimeProblem(
                     f"{self.path}: its embeddings are of {rows} tokens, and the model has {needed}; use a head that was trained for this"
@@ -74,6 +81,8 @@ class DraftHead:
                 )
             if isinstance(model.token_table, TokenTable) and self._table.equals(model.token_table):
                 own, self._table = False, model.token_table
+        elif model.ranks.count > 1:
+            own, self._table = True, undivided.table(model.spec.names.embedding, needed)
         if self._table.columns != spec.hidden:
             raise RuntimeProblem(
                 f"{self.path}: it is {spec.hidden} wide, and the model's embeddings are {self._table.columns}; use a head that was"
@@ -85,11 +94,18 @@ class DraftHead:
                 f"{self.path}: it has no lm_head, and the model's reads {model.head.linear.columns} values, not {spec.hidden}; use a head"
                 " that was trained for this model"
             )
-        linear = model.head.linear if shares_head else load.linear("lm_head", shape=(spec.vocabulary, spec.hidden))
+        if not shares_head:
+            linear = load.linear("lm_head", shape=(spec.vocabulary, spec.hidden))
+        elif model.ranks.count > 1:
+            name = model.spec.names.embedding if model.is_tied else model.spec.names.head
+            tied = undivided.matrix(name, kind="Embedding") if model.is_tied else None
+            linear = undivided.head(name, tied)
+        else:
+            linear = model.head.linear
         self.head = Head(load.norm("norm"), None, linear, None, operators.to_float32)
         self.tokens = self._mapping(checkpoint, own=not shares_head)
         self.rotations = Rotations(spec.ropes, operators.dtype)
-        parts = [self.fuse, *self._layer.linears().values(), *([] if shares_head else [linear])]
+        parts = [self._fuse, *self._layer.linears().values(), *([] if linear is model.head.linear else [linear])]
         self.nbytes = sum(part.nbytes for part in parts) + (self._table.nbytes if own else 0)
 
     def _mapping(self, checkpoint: HeadCheckpoint, *, own: bool) -> Tensor | None:
@@ -119,7 +135,7 @@ class DraftHead:
 
     def linears(self) -> dict[str, Linear]:
         """Its linears, by role."""
-        return {"fuse": self.fuse, **self._layer.linears(), "head": self.head.linear}
+        return {"fuse": self._fuse, **self._layer.linears(), "head": self.head.linear}
 
     def keys_values(self, blocks: int, block_size: int) -> KeysValues:
         """An empty cache for its layer."""
@@ -135,6 +151,19 @@ class DraftHead:
     def batch(self, runs: list[Run], block_size: int) -> Batch:
         """A step's tokens."""
         return Batch(runs, block_size)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """From a model's states ``[tokens, states x hidden]``, one after another, to its own width."""
+        states = self._norm_all(states)
+        if self._norm_each is not None:
+            each = states.chunk(STATES, -1)
+            states = torch.cat([norm(part.contiguous()) for norm, part in zip(self._norm_each, each, strict=True)], -1)
+        return self._fuse(states)
+
+    def end(self, hidden: Tensor, room: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits, in ``room`` if there is one, and the states with which a draft goes on, from the layer's outputs."""
+        states = self.head.states(hidden)
+        return self.head.logits(states, room), states if self._norms_outputs else hidden
 
     def begin(self, tokens: Tensor, states: Tensor) -> Tensor:
         """What its layer reads ``[tokens, hidden]``, which takes the embeddings of tokens when it begins with that."""
@@ -162,4 +191,4 @@ class DraftHead:
         hidden = hidden[batch.wanted]
         if not len(hidden):  # a part of a prompt
             return hidden.new_empty(0, self._spec.vocabulary, dtype=torch.float32), hidden
-        return self.head(hidden), hidden
+        return self.end(hidden)

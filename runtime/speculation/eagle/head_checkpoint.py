@@ -18,7 +18,7 @@ STATES = 3
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _MARKS = ("draft_vocab_size", "eagle_config", _LAYERS, "speculators_model_type")
 _PARTS = (
-    "fc|norm|lm_head|embed_tokens|d2t|t2d|verifier_(norm|lm_head)"
+    "fc|norm|input_norm|fc_norm[.][0-2]|lm_head|embed_tokens|d2t|t2d|verifier_(norm|lm_head)"
     "|(midlayer|layers[.]0)[.](hidden_norm|input_layernorm|post_attention_layernorm|self_attn[.][qkvo]_proj|mlp[.](gate|up|down)_proj)"
 )
 _KNOWN = re.compile(rf"({_PARTS})([.].+)?|.*rotary_emb[.]inv_freq")
@@ -42,10 +42,16 @@ class HeadSettings:
     Attributes:
         after: after how many of the model's layers each of the states is taken; None for EAGLE-3's own choice.
         norms_first: whether the normed states are what the layer's outputs are added to.
+        norms_all: whether the model's states are normed together before they are fused.
+        norms_each: whether each of them is (EAGLE-3.1).
+        norms_outputs: whether a draft goes on with normed states (EAGLE-3.1).
     """
 
     after: tuple[int, ...] | None
     norms_first: bool
+    norms_all: bool
+    norms_each: bool
+    norms_outputs: bool
 
     def layers(self, count: int) -> tuple[int, ...]:
         """After how many layers of a model of ``count`` layers."""
@@ -101,10 +107,23 @@ class HeadCheckpoint(Checkpoint):
                 f"{path}: {_LAYERS} must list {STATES} layers, and draft_vocab_size must be a number of tokens; fix it, or download it"
                 " again"
             )
-        norms_first = data.get("norm_before_residual", "transformer_layer_config" in data)
+        within: dict[str, Any] = eagle if isinstance(eagle, dict) else {}
+
+        def is_set(name: str, default: object = False) -> bool:
+            return bool(within.get(name, data.get(name, default)))
+
         self.settings = HeadSettings(
-            None if after is None else tuple(each + shift for each in after), bool(norms_first)
+            None if after is None else tuple(each + shift for each in after),
+            is_set("norm_before_residual", "transformer_layer_config" in data),
+            is_set("norm_before_fc"),
+            is_set("fc_norm"),
+            is_set("norm_output"),
         )
+        scale = data.get("logit_scale", 1.0)
+        if scale != 1.0:
+            raise RuntimeProblem(
+                f"{path}: logit_scale is {scale}; draft heads whose logits are scaled are not supported"
+            )
         try:
             config = LlamaConfig.from_dict({**flat, "vocab_size": size, "tie_word_embeddings": False})
         except Exception as error:  # transformers computes with the file's values
@@ -124,6 +143,12 @@ class HeadCheckpoint(Checkpoint):
             raise RuntimeProblem(
                 f"{self.path}: has {unknown}, which draft heads of EAGLE-3 do not have; use a head of that kind"
             )
+        for name, is_set in (("input_norm", self.settings.norms_all), ("fc_norm.0", self.settings.norms_each)):
+            if self.weights.has(f"{name}.weight") and not is_set:
+                flag = "norm_before_fc" if name == "input_norm" else "fc_norm"
+                raise RuntimeProblem(
+                    f"{self.path}: has {name}.weight, but {flag} is not set in config.json; the two do not match"
+                )
         prefix = "midlayer." if any(name.startswith("midlayer.") for name in self.weights.names()) else "layers.0."
         names = Names(
             layer=prefix,

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from smelt.runtime import Engine, SamplingParams
 from smelt.system.errors import SmeltError
 
 from ...tiny import from_transformers, make_model, save_model
+from ...vllm.asked import ask_vllm
 from .loader_cases import AS_W4A16, SIZES, Case, cases
 
 CASES = {case.name: case for case in cases()}
@@ -182,33 +180,10 @@ class Answers:
 
 
 @pytest.fixture(scope="module")
-def asked_of_vllm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Path]], dict[str, Any]]:
-    """``asked_of_vllm({name: path})``: what vLLM answers, or ``{"refused": why}``."""
-    python = os.environ.get("SMELT_VLLM_PYTHON")
-    if not python:
-        pytest.skip("set SMELT_VLLM_PYTHON to a Python that has vLLM for CPUs, or run `make test-vllm`")
-
-    def ask(checkpoints: dict[str, Path]) -> dict[str, Any]:
-        place = tmp_path_factory.mktemp("vllm")
-        request = {"checkpoints": {n: str(p) for n, p in checkpoints.items()}, "prompts": PROMPTS, "count": COUNT}
-        (place / "request.json").write_text(json.dumps(request | {"result": str(place / "result.json")}))
-        script = Path(__file__).with_name("vllm_reads.py")
-        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "TRITON_INTERPRET")}
-        done = subprocess.run(
-            [python, script, place / "request.json"], check=False, env=environment, capture_output=True, text=True
-        )
-        found = json.loads((place / "result.json").read_text())
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert len(found) == len(checkpoints)
-        return found
-
-    return ask
-
-
-@pytest.fixture(scope="module")
-def answers(built: Built, asked_of_vllm: Callable[[dict[str, Path]], dict[str, Any]]) -> dict[str, Any]:
+def answers(built: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What vLLM answers of every case, in one process."""
-    return asked_of_vllm({name: built.checkpoint(case) for name, case in CASES.items()})
+    checkpoints = {name: built.checkpoint(case) for name, case in CASES.items()}
+    return ask_vllm(tmp_path_factory.mktemp("vllm"), checkpoints, PROMPTS, COUNT)
 
 
 @pytest.mark.slow

@@ -46,7 +46,13 @@ def _module(head: ReferenceHead) -> HeadModule:
 @pytest.fixture
 def head(tiny: Callable[..., Path]) -> ReferenceHead:
     """A head with random weights, for a part of the model's vocabulary."""
-    return ReferenceHead(AutoModelForCausalLM.from_pretrained(tiny(num_hidden_layers=4)), 3000, (1, 2, 3)).eval()
+    return ReferenceHead(
+        AutoModelForCausalLM.from_pretrained(tiny(num_hidden_layers=4)),
+        3000,
+        (1, 2, 3),
+        norms_each=True,
+        norms_outputs=True,
+    ).eval()
 
 
 def test_each_place_says_what_a_draft_would(tiny: Callable[..., Path], head: ReferenceHead) -> None:

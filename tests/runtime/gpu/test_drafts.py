@@ -230,7 +230,7 @@ def test_a_draft_head_reads_what_the_models_steps_leave(
 ) -> None:
     """Whether drafts are verified on the device, or on the host."""
     model = AutoModelForCausalLM.from_pretrained(tiny("llama", num_hidden_layers=1, vocab_size=256))
-    head = ReferenceHead(model, vocabulary=250, after=(0, 1, 1)).eval()
+    head = ReferenceHead(model, vocabulary=250, after=(0, 1, 1), norms_all=True).eval()
     expected = engine_of().generate(PROMPTS[:3], PARAMS[:3])
     directory = head.save(tmp_path / "head", speculators=True)
     engine = engine_of(drafter=str(directory), draft_tokens=3, draft_branches=branches)
@@ -255,7 +255,8 @@ def test_a_draft_heads_tokens_are_chosen_on_the_device(
     """The same ones as on the host, in steps of up to so many tokens; drafts are made right but for every third token of an answer."""
     monkeypatch.setattr(gpu_executor, "_VERIFIED", most)
     model = AutoModelForCausalLM.from_pretrained(tiny("llama", num_hidden_layers=1, vocab_size=256))
-    head = ReferenceHead(model, vocabulary=250, after=(0, 1, 1)).eval().save(tmp_path / "head", speculators=True)
+    head = ReferenceHead(model, vocabulary=250, after=(0, 1, 1), norms_each=True, norms_outputs=True)
+    head = head.eval().save(tmp_path / "head", speculators=True)
     expected = engine_of().generate(PROMPTS, PARAMS)
     answers = {tuple(each.prompt_tokens): each.completions[0].tokens for each in expected}
     engine = engine_of(drafter=str(head), draft_tokens=3)

@@ -115,7 +115,9 @@ def _rehearse_drafts(folder: Path, drafters: Sequence[dict[str, Any]]) -> list[s
     """Engines with drafters; trees and the upper bits' answers are computed and chosen as the host asks for."""
     path = _model("llama", "W4in8", folder / "drafts")
     model = AutoModelForCausalLM.from_pretrained(folder / "drafts" / "model", dtype=torch.bfloat16)
-    head = ReferenceHead(model, after=(1, 1, 2)).save(folder / "head", torch.bfloat16)
+    head = ReferenceHead(model, after=(1, 1, 2), norms_each=True, norms_outputs=True).save(
+        folder / "head", torch.bfloat16
+    )
     failures = []
     for options in drafters:
         if options["drafter"] == _HEAD:

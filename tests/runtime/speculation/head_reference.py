@@ -37,6 +37,9 @@ class ReferenceHead(nn.Module):
         vocabulary: of its lm_head; the model's tokens from the last one down, if it has fewer.
         after: after how many of the model's layers its states are taken.
         norms_first: whether the layer's outputs are added to the normed states.
+        norms_all: whether all states together are normed before they are fused.
+        norms_each: whether each is; with the next, EAGLE-3.1.
+        norms_outputs: whether drafts go on with normed states.
     """
 
     def __init__(
@@ -46,6 +49,9 @@ class ReferenceHead(nn.Module):
         after: tuple[int, ...] = (1, 2, 3),
         *,
         norms_first: bool = False,
+        norms_all: bool = False,
+        norms_each: bool = False,
+        norms_outputs: bool = False,
     ) -> None:
         super().__init__()
         torch.manual_seed(7)
@@ -64,7 +70,11 @@ class ReferenceHead(nn.Module):
         )
         self.config._attn_implementation = "eager"
         size = vocabulary or whole
+        self.norms_outputs = norms_outputs
         self.midlayer = _Layer(self.config)
+        eps = self.config.rms_norm_eps
+        self.input_norm = LlamaRMSNorm(3 * of.hidden_size, eps) if norms_all else None
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(of.hidden_size, eps) for _ in range(3)) if norms_each else None
         self.fc = nn.Linear(3 * of.hidden_size, of.hidden_size, bias=False)
         self.norm = LlamaRMSNorm(of.hidden_size, self.config.rms_norm_eps)
         self.lm_head = nn.Linear(of.hidden_size, size, bias=False)
@@ -89,6 +99,12 @@ class ReferenceHead(nn.Module):
         }
         layer = self.config.to_diff_dict() | {"rope_theta": 5000.0}
         size = self.lm_head.out_features
+        norms = {
+            "norm_before_residual": self.norms_first,
+            "norm_before_fc": self.input_norm is not None,
+            "fc_norm": self.fc_norm is not None,
+            "norm_output": self.norms_outputs,
+        }
         if speculators:
             tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
             tensors["embed_tokens.weight"] = self._table.to(dtype)
@@ -97,7 +113,7 @@ class ReferenceHead(nn.Module):
                 "speculators_model_type": "eagle3",
                 "auto_map": {"": "eagle3.Eagle3SpeculatorConfig"},
                 "draft_vocab_size": size,
-                "norm_before_residual": self.norms_first,
+                **norms,
                 "eagle_aux_hidden_state_layer_ids": list(self.after),
                 "transformer_layer_config": layer,
             }
@@ -107,7 +123,7 @@ class ReferenceHead(nn.Module):
             data = layer | {
                 "architectures": ["LlamaForCausalLMEagle3"],
                 "draft_vocab_size": size,
-                "norm_before_residual": self.norms_first,
+                **norms,
                 "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": leaving},
             }
         (directory / "config.json").write_text(json.dumps(data))
@@ -127,12 +143,15 @@ class ReferenceHead(nn.Module):
             known: how many are not; the model has computed all of these but the last.
         """
         found = self._states_between(tokens[: known - 1])
-        states = self.fc(torch.cat(found, -1))
+        if self.fc_norm is not None:
+            found = [norm(each) for norm, each in zip(self.fc_norm, found, strict=True)]
+        joined = torch.cat(found, -1)
+        states = self.fc(joined if self.input_norm is None else self.input_norm(joined))
         while True:
             outputs = self._through(torch.tensor(tokens[1 : len(states) + 1]), states)
             if len(states) == len(tokens) - 1:
                 break
-            states = torch.cat([states, outputs[-1:]])
+            states = torch.cat([states, self.norm(outputs[-1:]) if self.norms_outputs else outputs[-1:]])
         whole = torch.full((self.config.vocab_size,), float("-inf"))
         whole[self.t2d] = self.lm_head(self.norm(outputs[-1]))
         return whole

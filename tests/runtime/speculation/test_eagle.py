@@ -53,8 +53,17 @@ def tokens(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PR
         {"norms_first": True, "speculators": True, "vocabulary": 4090},
         {"after": (0, 2, 4), "vocabulary": 4095, "speculators": True},
         {"after": (1, 1, 3), "speculators": True},
+        {"norms_each": True, "norms_outputs": True},
+        {"norms_all": True, "norms_outputs": True, "speculators": True},
     ],
-    ids=["EAGLE-3's layout", "speculators' layout", "first and last states", "states twice"],
+    ids=[
+        "EAGLE-3's layout",
+        "speculators' layout",
+        "first and last states",
+        "states twice",
+        "EAGLE-3.1",
+        "norm before fc",
+    ],
 )
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
 def test_logits_are_the_references_and_tokens_the_models(
@@ -203,6 +212,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "of the kind mlp; draft heads must be eagle3",
     ),
     "EAGLE": (lambda d: _changed(d, eagle_config={"use_aux_hidden_state": False}), "as EAGLE and EAGLE-2 do"),
+    "scaled logits": (lambda d: _changed(d, logit_scale=0.5), "logit_scale is 0.5"),
+    "a norm that its config does not name": (
+        lambda d: _retensored(d, lambda t: t.update({"fc_norm.0.weight": torch.ones(128)})),
+        "has fc_norm.0.weight, but fc_norm is not set",
+    ),
+    "a norm that it lacks": (lambda d: _changed(d, norm_before_fc=True), "lacks input_norm.weight"),
     "two layers": (lambda d: _changed(d, num_hidden_layers=2), "it has 2 layers"),
     "layers of a larger model": (
         lambda d: _changed(d, eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}),

@@ -1,0 +1,1 @@
+"""vLLM for CPUs, in an environment of its own: `make test-vllm`."""
