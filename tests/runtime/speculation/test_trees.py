@@ -12,11 +12,14 @@ import torch
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.decoder.batch import Batch, Run
 from smelt.runtime.engine.drafters import draft_model
+from smelt.runtime.requests.output import RequestOutput
 from smelt.runtime.speculation.caches import OwnCache
 from smelt.runtime.speculation.counts import DraftOutcome
 from smelt.runtime.speculation.tree import DraftBranch, TokenTree, TreeRuns
 from smelt.system.errors import RuntimeProblem
 
+from ..random_adapter import adapter_of
+from .pretend import pretend
 from .test_exact import CASES, ENGINE, PROMPTS, Alternating, drafters, tokens  # noqa: F401 - a fixture
 
 TREE = TokenTree([1, 2, 3], [DraftBranch(1, [7, 8]), DraftBranch(0, [9])])
@@ -202,6 +205,30 @@ def test_a_second_choice_is_a_branch(
     assert sum(total.accepted) == 0
     # All but those that were cut because the output was complete.
     assert total.on_branch == total.caught == total.beside > 0
+
+
+def test_branches_of_requests_with_adapters_have_these(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Beside others without, in the same steps."""
+    path = tiny("llama")
+    adapter_of(path, tmp_path / "mine", target_modules=["q_proj", "v_proj", "down_proj"])
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+
+    def answers(engine: Engine) -> list[RequestOutput]:
+        engine.load_adapter("mine", tmp_path / "mine")
+        names = [engine.add_request(p, params, adapter=(None, "mine")[i % 2]) for i, p in enumerate(PROMPTS)]
+        done = {}
+        while engine.has_work:
+            done |= {output.id: output for output in engine.step()}
+        return [done[name] for name in names]
+
+    expected, plain = answers(Engine(path, **ENGINE)), tokens(Engine(path, **ENGINE), params)
+    engine = Engine(path, drafter="lookup", draft_tokens=4, draft_branches=3, block_size=4, **ENGINE)
+    pretend(engine, expected)
+    found = [output.completions[0].tokens for output in answers(engine)]
+    assert found == [output.completions[0].tokens for output in expected]
+    assert [[each] != of for each, of in zip(found, plain, strict=True)] == [False, True, False, True, False]
+    assert engine.drafting is not None
+    assert engine.drafting.total.on_branch > 0
 
 
 @pytest.mark.parametrize("drafter", ["near", "lookup"])

@@ -61,10 +61,11 @@ def _alone(engine: Engine, prompt: list[int], upper: bool, monkeypatch: pytest.M
     return output.completions[0].tokens
 
 
+@pytest.mark.parametrize("drafts", [{}, {"draft_tokens": 3, "draft_branches": 2}], ids=str)
 def test_those_that_come_while_others_wait_are_answered_from_the_upper_bits(
-    w4in8: Path, monkeypatch: pytest.MonkeyPatch
+    drafts: dict[str, int], w4in8: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(w4in8, upper_bits_at=2, **ENGINE)
+    engine = Engine(w4in8, upper_bits_at=2, **drafts, **ENGINE)
     prompts = [*PROMPTS, PROMPTS[0]]
     names = [engine.add_request(prompt, GREEDY) for prompt in prompts]
     outputs = {}
@@ -75,6 +76,10 @@ def test_those_that_come_while_others_wait_are_answered_from_the_upper_bits(
     for prompt, output in zip(prompts, found, strict=True):
         assert output.completions[0].tokens == _alone(engine, prompt, output.upper_bits, monkeypatch)
         assert not output.upper_bits or output.draft_tokens == 0
+    if drafts:
+        assert engine.drafting is not None
+        assert engine.drafting.total.branched > 0
+        assert all(output.accepted_tokens for output in found[:2])
     apart = [_alone(engine, p, True, monkeypatch) != _alone(engine, p, False, monkeypatch) for p in PROMPTS]
     assert any(apart), "both models say the same: the test tests nothing"
     assert usage(found)["upper_bits"] is True
