@@ -57,6 +57,7 @@ class DraftHead:
         load = DecoderLoader(checkpoint, spec, operators, Ranks())
         settings = checkpoint.settings
         self._fuse = load.linear("fc", shape=(spec.hidden, STATES * model.spec.hidden))
+        checkpoint.check()
         self._norm_all = load.norm("input_norm" if settings.norms_all else None)
         self._norm_each = [load.norm(f"fc_norm.{i}") for i in range(STATES)] if settings.norms_each else None
         self._norms_outputs = settings.norms_outputs

@@ -161,4 +161,13 @@ class HeadCheckpoint(Checkpoint):
         return replace(spec, names=names, layers=layers)
 
     def check(self) -> None:
-        """Nothing: its tensors' shapes are checked as they are read."""
+        """Check the lengths of its norms, which kernels read unseen; other shapes are checked as they are read."""
+        hidden = self.config.hidden_size
+        for name in self.weights.names():
+            part = name.removesuffix(".weight")
+            if (part.endswith("norm") and not part.startswith("verifier")) or part.startswith("fc_norm."):
+                length = self.layout("fc").columns if part == "input_norm" else hidden
+                if self.shape(name) != (length,):
+                    raise RuntimeProblem(
+                        f"{self.path}: {name} has the shape {list(self.shape(name))}, and must have {length} values; download the head again"
+                    )

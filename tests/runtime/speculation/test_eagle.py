@@ -217,6 +217,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda d: _retensored(d, lambda t: t.update({"fc_norm.0.weight": torch.ones(128)})),
         "has fc_norm.0.weight, but fc_norm is not set",
     ),
+    "a short norm": (
+        lambda d: _retensored(d, lambda t: t.update({"midlayer.hidden_norm.weight": torch.ones(3)})),
+        "midlayer.hidden_norm.weight has the shape [3], and must have 128 values",
+    ),
     "a norm that it lacks": (lambda d: _changed(d, norm_before_fc=True), "lacks input_norm.weight"),
     "two layers": (lambda d: _changed(d, num_hidden_layers=2), "it has 2 layers"),
     "layers of a larger model": (
