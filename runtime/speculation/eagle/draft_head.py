@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,7 +60,13 @@ class DraftHead:
         self._fuse = load.linear("fc", shape=(spec.hidden, STATES * model.spec.hidden))
         checkpoint.check()
         self._norm_all = load.norm("input_norm" if settings.norms_all else None)
-        self._norm_each = [load.norm(f"fc_norm.{i}") for i in range(STATES)] if settings.norms_each else None
+        self._norm_each: Callable[[Tensor], Tensor] | None = None
+        if settings.norms_each:
+            width = model.spec.hidden
+            # One norm of all, and their weights as Llama has them: after rounding.
+            norm = operators.rms_norm(torch.ones(width, device=self.device), spec.eps, rounds_first=True)
+            weights = torch.cat([load.tensor(f"fc_norm.{i}.weight", (width,)) for i in range(STATES)])
+            self._norm_each = lambda states: norm(states.view(-1, width)).view(states.shape) * weights
         self._norms_outputs = settings.norms_outputs
         self._token_norm = load.norm(f"{spec.names.layer}input_layernorm")
         self._first_norm = load.norm(f"{spec.names.layer}hidden_norm" if settings.norms_first else None)
@@ -157,8 +164,7 @@ class DraftHead:
         """From a model's states ``[tokens, states x hidden]``, one after another, to its own width."""
         states = self._norm_all(states)
         if self._norm_each is not None:
-            each = states.chunk(STATES, -1)
-            states = torch.cat([norm(part.contiguous()) for norm, part in zip(self._norm_each, each, strict=True)], -1)
+            states = self._norm_each(states)
         return self._fuse(states)
 
     def end(self, hidden: Tensor, room: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -165,7 +165,7 @@ class HeadCheckpoint(Checkpoint):
         hidden = self.config.hidden_size
         for name in self.weights.names():
             part = name.removesuffix(".weight")
-            if (part.endswith("norm") and not part.startswith("verifier")) or part.startswith("fc_norm."):
+            if part.endswith("norm") and not part.startswith("verifier"):
                 length = self.layout("fc").columns if part == "input_norm" else hidden
                 if self.shape(name) != (length,):
                     raise RuntimeProblem(
