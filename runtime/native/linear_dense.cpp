@@ -35,6 +35,20 @@ constexpr int64_t kAhead = 512;
 constexpr bool kAllAsk = false;
 #endif
 
+constexpr int64_t kCached = 4 << 20;  // bytes of a weight that may still be in a cache from the last step
+constexpr int kTaken = 4;             // outputs that few rows are multiplied by at a time
+
+// By how many of them a row's columns are multiplied before they are read again, of a weight that comes from memory. What Zen 4 misses when it
+// runs ahead takes the places of what is asked for in advance; reading again slows it down. While memory was fast 3 to 6 rows were 1.15 to
+// 1.3 times as fast; a weight in a cache took 1.3 times as long.
+#if defined(SMELT_AMD)
+constexpr int taken_at_a_time(int rows) { return rows == 1 ? kTaken : rows <= 6 ? 1 : 2; }
+constexpr int64_t kPacked = 2;  // from as many rows on they are packed then
+#else
+constexpr int taken_at_a_time(int) { return kTaken; }
+constexpr int64_t kPacked = kPanel + 1;
+#endif
+
 inline __mmask32 first32(int64_t count) { return count >= 32 ? ~__mmask32(0) : (__mmask32(1) << count) - 1; }
 
 inline __m512i load32(const bf16* from) { return _mm512_loadu_si512(from); }
@@ -45,8 +59,9 @@ template <int kOutputs, int kRows>
 using Sums = __m512[kRows][kOutputs];
 
 // Adds the products of some columns to `sum`. From a row of x to the next there are `across` numbers, from a step of its columns to
-// the next `along`. Of `next`, which lies like the weight, the same columns of kAsked outputs are asked for.
-template <int kOutputs, int kRows, int kAsked>
+// the next `along`; they are read again after kAtATime outputs. Of `next`, which lies like the weight, the same columns of kAsked outputs are
+// asked for.
+template <int kOutputs, int kRows, int kAsked, int kAtATime>
 [[gnu::always_inline]] SMELT_KEEPS_SUMS inline void add_products(const bf16* weight, int64_t stride, const bf16* next, const bf16* x,
                                                                  int64_t across, int64_t along, int64_t columns,
                                                                  Sums<kOutputs, kRows>& sum) {
@@ -54,6 +69,25 @@ template <int kOutputs, int kRows, int kAsked>
     for (; k + kStep <= columns; k += kStep, x += along) {
 #pragma GCC unroll 8
         for (int n = 0; n < kAsked; n++) _mm_prefetch((const char*)(next + n * stride + k), kHint);
+        if constexpr (kAtATime < kOutputs) {
+#pragma GCC unroll 8
+            for (int n = 0; n < kOutputs; n += kAtATime) {
+                __m512i w[kAtATime];
+#pragma GCC unroll 8
+                for (int i = 0; i < kAtATime; i++)
+                    if (n + i < kOutputs) w[i] = load32(weight + (n + i) * stride + k);
+                const bf16* again = x;
+                asm volatile("" : "+r"(again));  // so that the compiler does not keep what it has read
+#pragma GCC unroll 8
+                for (int r = 0; r < kRows; r++) {
+                    const __m512i in = load32(again + r * across);
+#pragma GCC unroll 8
+                    for (int i = 0; i < kAtATime; i++)
+                        if (n + i < kOutputs) sum[r][n + i] = add_pairs(sum[r][n + i], w[i], in);
+                }
+            }
+            continue;
+        }
         // Whichever are fewer stay in registers.
         if constexpr (kRows <= kOutputs) {
             __m512i in[kRows];
@@ -132,16 +166,16 @@ inline void with_constant(int64_t count, const Body& body) {
 }
 
 // Few rows: reading the weight is what takes the time. Outputs follow each other in memory, so those after these are asked for at the end.
-template <int kOutputs, int kRows>
+template <int kOutputs, int kRows, int kAtATime>
 SMELT_KEEPS_SUMS void few_rows(const bf16* weight, const bf16* bias, const bf16* x, int64_t across, int64_t along, int64_t outputs,
                                int64_t columns, bf16* out) {
     Sums<kOutputs, kRows> sum;
 #pragma GCC unroll 32
     for (int i = 0; i < kRows * kOutputs; i++) sum[i / kOutputs][i % kOutputs] = _mm512_setzero_ps();
     const int64_t first = std::max<int64_t>(0, columns - kAhead) / kStep * kStep;
-    add_products<kOutputs, kRows, kOutputs>(weight, columns, weight + kAhead, x, across, along, first, sum);
-    add_products<kOutputs, kRows, kOutputs>(weight + first, columns, weight + kOutputs * columns, x + first / kStep * along, across, along,
-                                            columns - first, sum);
+    add_products<kOutputs, kRows, kOutputs, kAtATime>(weight, columns, weight + kAhead, x, across, along, first, sum);
+    add_products<kOutputs, kRows, kOutputs, kAtATime>(weight + first, columns, weight + kOutputs * columns, x + first / kStep * along, across,
+                                                      along, columns - first, sum);
     store_totals<kOutputs, kRows>(sum, bias, kRows, outputs, out);
 }
 
@@ -200,7 +234,7 @@ SMELT_KEEPS_SUMS void many_rows(const bf16* weight, const bf16* bias, const Pane
             const bf16* in = x.at((row + r) / kPanel, k);
             const int64_t begin = r / kPanel * asked;
             with_constant<0, kOutputs>(begin < kOutputs ? asked : 0, [&]<int kAsked>() {
-                add_products<kOutputs, kPanel, kAsked>(weight + k, columns, next + begin * columns, in, kStep, kAlong, length, sum);
+                add_products<kOutputs, kPanel, kAsked, kOutputs>(weight + k, columns, next + begin * columns, in, kStep, kAlong, length, sum);
             });
             if (last) {
                 store_totals<kOutputs, kPanel>(sum, bias, rows - r, outputs, out + r * outputs);
@@ -218,17 +252,18 @@ void linear_dense(const bf16* weight, const bf16* bias, const bf16* x, int64_t r
                   int threads) {
     if (rows == 0) return;
     if (rows <= kFew) {
-        constexpr int kOutputs = 4;
+        const bool cached = outputs * columns * int64_t(sizeof(bf16)) < kCached;
         std::optional<Panels> packed;
-        if (rows > kPanel) packed.emplace(x, rows, columns, rows, threads);
+        if (rows > kPanel || (rows >= kPacked && !cached)) packed.emplace(x, rows, columns, rows, threads);
         const bf16* in = packed ? packed->at(0, 0) : x;
         const int64_t across = packed ? kStep : columns, along = packed ? rows * kStep : kStep;
-        const int64_t blocks = (outputs + kOutputs - 1) / kOutputs;
+        const int64_t blocks = (outputs + kTaken - 1) / kTaken;
         spread(threads, blocks, std::max<int64_t>(1, std::min<int64_t>(blocks / (8 * threads), (64 << 10) / columns)), [&](int64_t i) {
-            const int64_t n = i * kOutputs;
-            with_constant<1, kOutputs>(outputs - n, [&]<int kCount>() {
+            const int64_t n = i * kTaken;
+            with_constant<1, kTaken>(outputs - n, [&]<int kCount>() {
                 with_constant<1, kFew>(rows, [&]<int kRows>() {
-                    few_rows<kCount, kRows>(weight + n * columns, bias ? bias + n : nullptr, in, across, along, outputs, columns, out + n);
+                    const auto multiply = cached ? few_rows<kCount, kRows, kTaken> : few_rows<kCount, kRows, taken_at_a_time(kRows)>;
+                    multiply(weight + n * columns, bias ? bias + n : nullptr, in, across, along, outputs, columns, out + n);
                 });
             });
         });

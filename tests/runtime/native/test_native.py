@@ -276,7 +276,7 @@ def test_dense(compiled: ModuleType, outputs: int, columns: int) -> None:
         torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=2**-5)
 
 
-@pytest.mark.parametrize(("outputs", "columns"), [(7, 31), (13, 2048), (50, 4133)])
+@pytest.mark.parametrize(("outputs", "columns"), [(7, 31), (13, 2048), (50, 4133), (1023, 2081)])
 def test_dense_rows_do_not_depend_on_each_other(compiled: ModuleType, outputs: int, columns: int) -> None:
     weight, bias = _random(outputs, columns).bfloat16(), _random(outputs, seed=1).bfloat16()
     linear = NativeDenseLinear(compiled, weight, bias, "", any_rows=True)
@@ -284,7 +284,7 @@ def test_dense_rows_do_not_depend_on_each_other(compiled: ModuleType, outputs: i
     found = linear(x)
     expected = x.double() @ weight.double().T + bias.double()
     torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=2**-5)
-    for rows in (1, 2, 3, 4, 5, 6, 127, 128, 129, 131):
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8, 127, 128, 129, 131):
         assert torch.equal(linear(x[:rows]), found[:rows])
         assert torch.equal(linear(x[-rows:]), found[-rows:])
 
