@@ -17,18 +17,8 @@ namespace {
 
 constexpr int kPanel = 6;      // as many rows as have all their sums in registers
 constexpr int kPaired = 3;      // up to as many are multiplied by two tiles at a time
-constexpr int kAhead = 2048;   // bytes of weights that are asked for in advance
 constexpr int kTileRows = 16;  // from here on matrix tiles are used, where there are any
-
-// The same for two tiles at a time, whose codes are multiplied as fast as they come. On AMD's Zen 4 as in linear_dense.cpp: by way of the
-// second cache 1.15 to 1.25 times as fast where memory is fast, 1.05 times where others use it.
-#if defined(SMELT_AMD)
-constexpr auto kPairsHint = _MM_HINT_T1;
-constexpr int kPairsAhead = 1024, kExactAhead = 1024;
-#else
-constexpr auto kPairsHint = _MM_HINT_T0;
-constexpr int kPairsAhead = 2048, kExactAhead = 4096;
-#endif
+constexpr int64_t kPiece = 512 << 10;  // bytes of a weight that a thread takes at a time: its next ones were not asked for
 
 // How codes stand: of 4 bits, of 8, or of 8 in two planes.
 enum Form { kFour, kEight, kPlanes };
@@ -36,6 +26,20 @@ enum Form { kFour, kEight, kPlanes };
 constexpr int64_t bits_of(Form form) { return form == kEight ? 8 : 4; }  // of what stands in one place
 
 constexpr int zero_of(Form form) { return form == kFour ? 8 : 128; }
+
+// How many bytes of a tile's codes are asked for in advance, and of two tiles at a time, whose codes are multiplied as fast as they come. On AMD's
+// Zen 4 as in linear_dense.cpp: by way of the second cache 1.1 to 1.25 times as fast where memory is fast, 1.05 times where others use it. How
+// far was tried; there is no rule in it.
+#if defined(SMELT_AMD)
+constexpr auto kHint = _MM_HINT_T1;
+constexpr int ahead_of(Form form) { return form == kPlanes ? 4096 : 6144; }
+constexpr int kPairsAhead = 1024;
+#else
+constexpr auto kHint = _MM_HINT_T0;
+constexpr int ahead_of(Form) { return 2048; }
+constexpr int kPairsAhead = 2048;
+#endif
+constexpr int kAhead = 2048, kExactAhead = 4096;  // where inputs are not rounded: of a tile, of two
 
 // Of a step's codes in two planes: of 4 columns, and of the 4 after them.
 inline __m512i first_columns(__m512i upper, __m512i lower) {
@@ -89,16 +93,16 @@ SMELT_KEEPS_SUMS void tile_int8(const Codes& w, const Rounded& x, int64_t row, i
         for (int64_t i = 0; i < x.group / step; i++, code += 128, in += step * kRows) {
             const __m512i a = _mm512_loadu_si512(code), b = _mm512_loadu_si512(code + 64);
             if (next_step == 0) {
-                _mm_prefetch((const char*)code + kAhead, _MM_HINT_T0);
-                _mm_prefetch((const char*)code + kAhead + 64, _MM_HINT_T0);
+                _mm_prefetch((const char*)code + ahead_of(kForm), kHint);
+                _mm_prefetch((const char*)code + ahead_of(kForm) + 64, kHint);
             } else {
                 _mm_prefetch((const char*)next, _MM_HINT_T1);
                 next += next_step;
             }
             if constexpr (kForm == kPlanes) {
                 const __m512i c = _mm512_loadu_si512(low), d = _mm512_loadu_si512(low + 64);
-                _mm_prefetch((const char*)low + kAhead, _MM_HINT_T0);
-                _mm_prefetch((const char*)low + kAhead + 64, _MM_HINT_T0);
+                _mm_prefetch((const char*)low + ahead_of(kForm), kHint);
+                _mm_prefetch((const char*)low + ahead_of(kForm) + 64, kHint);
                 low += 128;
                 const __m512i a0 = first_columns(a, c), b0 = first_columns(b, d);
 #pragma GCC unroll 16
@@ -185,10 +189,10 @@ SMELT_KEEPS_SUMS void two_tiles_int8(const Codes& w, const Rounded& x, int64_t t
             for (int v = 0; v < 4; v++) {
                 const int64_t from = v / 2 * bytes + v % 2 * 64;
                 a[v] = _mm512_loadu_si512(code + from);
-                _mm_prefetch((const char*)code + from + kPairsAhead, kPairsHint);
+                _mm_prefetch((const char*)code + from + kPairsAhead, kHint);
                 if constexpr (kForm == kPlanes) {
                     const __m512i upper = a[v], lower = _mm512_loadu_si512(low + from);
-                    _mm_prefetch((const char*)low + from + kPairsAhead, kPairsHint);
+                    _mm_prefetch((const char*)low + from + kPairsAhead, kHint);
                     a[v] = first_columns(upper, lower);
                     b[v] = second_columns(upper, lower);
                 } else if constexpr (kForm == kFour) {
@@ -377,7 +381,7 @@ SMELT_KEEPS_SUMS void two_tiles_exact(const Codes& w, const bf16* x, const float
             for (int v = 0; v < 4; v++) {
                 const uint8_t* from = code + v / 2 * bytes + v % 2 * 64;
                 c[v] = _mm512_loadu_si512(from);
-                _mm_prefetch((const char*)from + kExactAhead, kPairsHint);
+                _mm_prefetch((const char*)from + kExactAhead, kHint);
             }
 #pragma GCC unroll 4
             for (int pair = 0; pair < 4; pair++) {
@@ -416,11 +420,16 @@ void rows_exact(const Codes& w, const bf16* x, const float* sums, int64_t rows, 
     }
 }
 
+// How many tiles a thread takes at a time.
+inline int64_t piece_of(const Codes& w, int64_t tiles, int threads) {
+    return std::max<int64_t>(1, std::min(tiles / (8 * threads), std::max<int64_t>(4, kPiece * 8 / (w.columns * kTile * w.bits))));
+}
+
 template <Form kForm, class Scale>
 void multiply_int8(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
     const Rounded rounded(x, rows, w.columns, group, kPanel, kPanel, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
-    const int64_t piece = std::max<int64_t>(1, std::min<int64_t>(tiles / (8 * threads), 4));
+    const int64_t piece = piece_of(w, tiles, threads);
     if (rows <= kPaired && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
         spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
             if (2 * pair + 1 < tiles) return pair_int8<kForm, Scale>(w, rounded, 2 * pair, out);
@@ -455,7 +464,7 @@ void multiply_exact(const Codes& w, const bf16* x, int64_t rows, bf16* out, int 
             for (int i = 0; i < 8; i++) ordered[k + i] = x[k + order[i]];
         x = ordered.data();
     }
-    const int64_t piece = std::max<int64_t>(1, std::min<int64_t>(tiles / (8 * threads), 8));
+    const int64_t piece = piece_of(w, tiles, threads);
     if (kForm == kFour && rows == 1) {
         spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
             if (2 * pair + 1 < tiles) return two_tiles_exact<Scale>(w, x, sums.data(), 2 * pair, out);
