@@ -35,6 +35,20 @@ def peers(results: Any) -> str:
     return markdown(("tokens/s", "prompt 512 / 1024", "decode at 128 / 1024", "32 at once"), rows)
 
 
+def linears(results: Any) -> str:
+    """How long a CPU's linears take beside reading their weights."""
+    rows = results["rows"]
+    counts = list(rows[0]["beside_read"])
+    speeds = {row["columns"]: row["read_gb_s"] for row in rows}
+    reads = "; ".join(f"{low} to {high} GB/s beside rows of {columns}" for columns, (low, _, high) in speeds.items())
+    head = ("weight", "length of rows", *(f"{count} row{'s' if count != '1' else ''}" for count in counts))
+    lines = [(row["kind"], str(row["columns"]), *(f"{row['beside_read'][n]:.2f}" for n in counts)) for row in rows]
+    return (
+        f"Times of linears with weights of 67 million values, beside reading as many bytes; medians of {results['turns']} turns. The middle half of the reads"
+        f" had {reads}.\n\n" + markdown(head, lines)
+    )
+
+
 def small(results: Any) -> str:
     """A model that the cache holds."""
     ours, theirs = results["smelt-6m"], results["smelt-6m transformers"]
@@ -149,6 +163,7 @@ TABLES = {
     "runtime": ResultsTable("runtime_cpu", peers),
     "runtime, smelt-6m": ResultsTable("runtime_cpu", small),
     "vllm": ResultsTable("runtime_cpu_vllm", vllm),
+    "linears of a CPU": ResultsTable("cpu_linears", linears),
     "reproducible": ResultsTable("reproducible", reproducible),
     "busy neighbour": ResultsTable("busy_neighbour", busy),
     "simulator": ResultsTable("simulator", simulator),
