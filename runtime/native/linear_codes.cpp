@@ -420,7 +420,7 @@ void rows_exact(const Codes& w, const bf16* x, const float* sums, int64_t rows, 
     }
 }
 
-// How many tiles a thread takes at a time.
+// How many tiles a thread takes at a time: kPiece bytes of them, or four if they are larger, but few enough that each thread takes some eight times.
 inline int64_t piece_of(const Codes& w, int64_t tiles, int threads) {
     return std::max<int64_t>(1, std::min(tiles / (8 * threads), std::max<int64_t>(4, kPiece * 8 / (w.columns * kTile * w.bits))));
 }

@@ -38,8 +38,8 @@ constexpr bool kAllAsk = false;
 constexpr int64_t kCached = 4 << 20;  // bytes of a weight that may still be in a cache from the last step
 constexpr int kTaken = 4;             // outputs that few rows are multiplied by at a time
 
-// By how many of them a row's columns are multiplied before they are read again, of a weight that comes from memory. What Zen 4 misses when it
-// runs ahead takes the places of what is asked for in advance; reading again slows it down. While memory was fast 3 to 6 rows were 1.15 to
+// By how many of them a row's columns are multiplied before they are read again, of a weight that comes from memory. Presumably what Zen 4
+// misses when it runs ahead takes the places of what is asked for in advance, and reading again slows it down. While memory was fast 3 to 6 rows were 1.15 to
 // 1.3 times as fast; a weight in a cache took 1.3 times as long.
 #if defined(SMELT_AMD)
 constexpr int taken_at_a_time(int rows) { return rows == 1 ? kTaken : rows <= 6 ? 1 : 2; }
