@@ -22,41 +22,61 @@ inline __m512 scales_at(const void* scales, int64_t place) {
 //
 // Where the checkpoint fixes the scale, codes are what its own arithmetic gives: quotients are bfloat16 before they are rounded.
 //
+// With two parts, inputs are integers of 15 bits: a multiple of 256, which is a row of its own here, and the rest, which is the next one. Scales
+// are powers of two, so that bfloat16 numbers down to a 64th of their group's largest are not changed.
+//
 // Rows stand in panels of up to `most`; a panel holds [4 columns][row][4 codes], so that a step of the loop over columns
 // reads one stretch of memory, whatever the number of rows. Room is made for a multiple of `multiple` rows.
 struct Rounded {
+    static constexpr int kExponent = 13;  // of the largest number of 15 bits, of which one is the sign
+
     std::vector<int8_t> codes;
     std::vector<float> scales;
     std::vector<int32_t> less;
-    int64_t rows, columns, group, panels, height;
-    int zero;
+    int64_t rows, columns, group, panels, height;  // rows of inputs, and how many of them a panel has
+    int parts, zero;
     float fixed;
 
-    Rounded(const bf16* x, int64_t rows, int64_t columns, int64_t group, int64_t most, int64_t multiple, int zero, float fixed, int threads)
-        : codes((rows + multiple - 1) / multiple * multiple * columns), scales(rows * (columns / group)), less(scales.size()), rows(rows), columns(columns), group(group),
-          panels((rows + most - 1) / most), height((rows + panels - 1) / panels), zero(zero), fixed(fixed) {
+    Rounded(const bf16* x, int64_t rows, int64_t columns, int64_t group, int parts, int64_t most, int64_t multiple, int zero, float fixed, int threads)
+        : codes((parts * rows + multiple - 1) / multiple * multiple * columns), scales(rows * (columns / group)), less(scales.size()), rows(rows),
+          columns(columns), group(group), panels((parts * rows + most - 1) / most), height((rows + panels - 1) / panels), parts(parts), zero(zero),
+          fixed(fixed) {
         const int64_t groups = columns / group;
         spread(threads, rows * groups, std::max<int64_t>(1, 16384 / group), [&](int64_t i) {
-            const int64_t row = i / groups, g = i % groups, panel = row / height;
-            int8_t* to = codes.data() + panel * height * columns + 4 * (row - panel * height);
+            const int64_t row = i / groups, g = i % groups, panel = row / height, stride = 4 * parts * height_of(panel);
+            int8_t* to = codes.data() + parts * (panel * height * columns + 4 * (row - panel * height)) + g * group / 4 * stride;
             const bf16* from = x + row * columns + g * group;
-            int8_t* there = to + g * group * height_of(panel);
-            fixed > 0 ? round_group<true>(from, there, 4 * height_of(panel), i) : round_group<false>(from, there, 4 * height_of(panel), i);
+            if (parts == 2) return split_group(from, to, stride, i);
+            fixed > 0 ? round_group<true>(from, to, stride, i) : round_group<false>(from, to, stride, i);
         });
     }
 
     int64_t height_of(int64_t panel) const { return std::min(height, rows - panel * height); }
 
-    template <bool kFixed>
-    void round_group(const bf16* x, int8_t* to, int64_t stride, int64_t place) {
+    // The largest of a group, and whether one is not a number.
+    float largest_of(const bf16* x, bool& strange) const {
         __m512 most = _mm512_setzero_ps();
-        __mmask16 strange = 0;
+        __mmask16 found = 0;
         for (int64_t k = 0; k < group; k += 16) {
             const __m512 v = load16(x + k, first(group - k));
-            strange |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+            found |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
             most = _mm512_max_ps(most, _mm512_abs_ps(v));
         }
-        const float largest = _mm512_reduce_max_ps(most), scale = kFixed ? fixed : largest / 127.5f;
+        strange = found != 0;
+        return _mm512_reduce_max_ps(most);
+    }
+
+    // 16 codes from column k of a group on.
+    void put(__m512i values, int64_t k, int8_t* to, int64_t stride) const {
+        alignas(16) int32_t four[4];
+        _mm_store_si128((__m128i*)four, _mm512_cvtepi32_epi8(values));
+        for (int64_t i = 0; i < std::min<int64_t>(4, (group - k) / 4); i++) std::memcpy(to + (k / 4 + i) * stride, four + i, 4);
+    }
+
+    template <bool kFixed>
+    void round_group(const bf16* x, int8_t* to, int64_t stride, int64_t place) {
+        bool strange;
+        const float largest = largest_of(x, strange), scale = kFixed ? fixed : largest / 127.5f;
         const __m512 divisor = _mm512_set1_ps(largest > 0 ? scale : 1);
         __m512i sum = _mm512_setzero_si512();
         for (int64_t k = 0; k < group; k += 16) {
@@ -65,12 +85,27 @@ struct Rounded {
             const __m512i code = _mm512_cvtps_epi32(quotient);
             const __m512i kept = _mm512_max_epi32(_mm512_min_epi32(code, _mm512_set1_epi32(127)), _mm512_set1_epi32(-128));
             sum = _mm512_add_epi32(sum, kept);
-            alignas(16) int32_t four[4];
-            _mm_store_si128((__m128i*)four, _mm512_cvtepi32_epi8(kept));
-            for (int64_t i = 0; i < std::min<int64_t>(4, (group - k) / 4); i++) std::memcpy(to + (k / 4 + i) * stride, four + i, 4);
+            put(kept, k, to, stride);
         }
         // What is not a number must reach the logits, not vanish in a cast.
-        scales[place] = strange == 0 && (kFixed || std::isfinite(largest)) ? scale : NAN;
+        scales[place] = !strange && (kFixed || std::isfinite(largest)) ? scale : NAN;
+        less[place] = -zero * _mm512_reduce_add_epi32(sum);
+    }
+
+    void split_group(const bf16* x, int8_t* to, int64_t stride, int64_t place) {
+        bool strange;
+        const float largest = largest_of(x, strange);
+        const int exponent = largest > 0 && std::isfinite(largest) ? kExponent - std::ilogb(largest) : 0;
+        const __m512 factor = _mm512_set1_ps(float(exponent));
+        __m512i sum = _mm512_setzero_si512();
+        for (int64_t k = 0; k < group; k += 16) {
+            const __m512i code = _mm512_cvtps_epi32(_mm512_scalef_ps(load16(x + k, first(group - k)), factor));
+            const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(code, _mm512_set1_epi32(128)), 8);
+            sum = _mm512_add_epi32(sum, code);
+            put(upper, k, to, stride);
+            put(_mm512_sub_epi32(code, _mm512_slli_epi32(upper, 8)), k, to + 4, stride);
+        }
+        scales[place] = !strange && std::isfinite(largest) ? std::ldexp(1.0f, -exponent) : NAN;
         less[place] = -zero * _mm512_reduce_add_epi32(sum);
     }
 };

@@ -27,8 +27,8 @@ struct Codes {
     float input_scale;  // of all inputs that are rounded; 0: computed from each group of them
 };
 
-// out[rows, outputs] = x[rows, columns] times the weight. `group` inputs are rounded to int8 together; 0: none are rounded.
-void linear_codes(const Codes& weight, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads);
+// out[rows, outputs] = x[rows, columns] times the weight. `group` inputs are rounded together: to int8, or with two `parts` to 15 bits.
+void linear_codes(const Codes& weight, const bf16* x, int64_t rows, int64_t group, int parts, bf16* out, int threads);
 
 // What linear_codes gives with rounded inputs, to the bit, on matrix tiles; emulated, for tests, where this processor has none or they are not used.
 void linear_tiles(const Codes& weight, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads);
@@ -126,7 +126,7 @@ void attend(const Cache& cache, const Attention& attention, int threads);
 // A linear of either kind, and how it is computed for a number of rows.
 struct Linear {
     std::optional<Codes> codes;
-    int64_t group, exact_rows;  // of codes: up to exact_rows inputs are not rounded
+    int64_t group, exact_rows;  // of codes: up to exact_rows inputs have two parts
     const bf16 *dense, *bias;   // without codes
     int64_t outputs, columns;
 };

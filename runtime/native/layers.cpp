@@ -28,7 +28,7 @@ struct Room {
 
 void linear(const Linear& weight, const bf16* x, int64_t rows, bf16* out, int threads) {
     if (weight.codes)
-        linear_codes(*weight.codes, x, rows, rows <= weight.exact_rows ? 0 : weight.group, out, threads);
+        linear_codes(*weight.codes, x, rows, weight.group, rows <= weight.exact_rows ? 2 : 1, out, threads);
     else
         linear_dense(weight.dense, weight.bias, x, rows, weight.outputs, weight.columns, out, threads);
 }

@@ -15,7 +15,7 @@
 namespace smelt {
 namespace {
 
-constexpr int kPanel = 6;      // as many rows as have all their sums in registers
+constexpr int kPanel = 6;      // as many rows of int8 as have all their sums in registers
 constexpr int kPaired = 3;      // up to as many are multiplied by two tiles at a time
 constexpr int kTileRows = 16;  // from here on matrix tiles are used, where there are any
 constexpr int64_t kPiece = 512 << 10;  // bytes of a weight that a thread takes at a time: its next ones were not asked for
@@ -39,17 +39,21 @@ constexpr auto kHint = _MM_HINT_T0;
 constexpr int ahead_of(Form) { return 2048; }
 constexpr int kPairsAhead = 2048;
 #endif
-constexpr int kAhead = 2048, kExactAhead = 4096;  // where inputs are not rounded: of a tile, of two
 
-// Of a step's codes in two planes: of 4 columns, and of the 4 after them.
-inline __m512i first_columns(__m512i upper, __m512i lower) {
+// A step's codes of its first 4 columns, and of the 4 after them, from what is stored, or from two planes.
+template <Form kForm>
+inline __m512i first_columns(__m512i stored, __m512i lower) {
     const __m512i nibble = _mm512_set1_epi8(15);
-    return _mm512_or_si512(_mm512_slli_epi16(_mm512_and_si512(upper, nibble), 4), _mm512_and_si512(lower, nibble));
+    if (kForm == kEight) return stored;
+    if (kForm == kFour) return _mm512_and_si512(stored, nibble);
+    return _mm512_or_si512(_mm512_slli_epi16(_mm512_and_si512(stored, nibble), 4), _mm512_and_si512(lower, nibble));
 }
 
-inline __m512i second_columns(__m512i upper, __m512i lower) {
+template <Form kForm>
+inline __m512i second_columns(__m512i stored, __m512i lower) {
     const __m512i nibble = _mm512_set1_epi8(15);
-    return _mm512_or_si512(_mm512_andnot_si512(nibble, upper), _mm512_and_si512(_mm512_srli_epi16(lower, 4), nibble));
+    if (kForm == kFour) return _mm512_and_si512(_mm512_srli_epi16(stored, 4), nibble);
+    return _mm512_or_si512(_mm512_andnot_si512(nibble, stored), _mm512_and_si512(_mm512_srli_epi16(lower, 4), nibble));
 }
 
 // Scales are those of 8 bits, of which a step of the upper four is sixteen.
@@ -61,362 +65,127 @@ inline __m512i broadcast4(const int8_t* from) {
     return _mm512_set1_epi32(four);
 }
 
-// Some rows by one tile, inputs rounded to int8: exact sums within a group, float32 over groups.
-// `next` codes are asked for meanwhile, `next_step` bytes at each step.
-template <Form kForm, int kRows, class Scale>
-SMELT_KEEPS_SUMS void tile_int8(const Codes& w, const Rounded& x, int64_t row, int64_t tile, const uint8_t* next, int64_t next_step, bf16* out) {
+// Some rows by one tile, or few by two: memory answers two streams faster than one. Sums are exact within a group, float32 over groups.
+// Where `next_step` is not 0, `next` codes are asked for meanwhile, so many bytes on at each step, instead of this tile's own.
+template <Form kForm, int kRows, int kParts, int kTiles, class Scale>
+SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t row, int64_t tile, const uint8_t* next, int64_t next_step, bf16* out) {
     constexpr int64_t step = kForm == kEight ? 4 : 8;
-    const int64_t columns = w.columns, groups = columns / w.group, pieces = columns / x.group, per = w.group / x.group;
-    const int64_t begin = tile * columns * kTile * bits_of(kForm) / 8;
-    const uint8_t *code = w.codes + begin, *low = w.lower + (kForm == kPlanes ? begin : 0);
-    const int8_t* in = x.codes.data() + row * columns;
-    __m512 total[kRows][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; r++) total[r][0] = total[r][1] = _mm512_setzero_ps();
-    const __m512i nibble = _mm512_set1_epi8(15);
-    for (int64_t p = 0; p < pieces; p++) {
-        const int64_t place = (tile * groups + p / per) * kTile;
-        __m512i sum[kRows][2];
-        if (w.zeros) {
-            const __m512i zero0 = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place)));
-            const __m512i zero1 = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place + 16)));
-#pragma GCC unroll 16
-            for (int r = 0; r < kRows; r++) {
-                const __m512i minus = _mm512_set1_epi32(x.less[(row + r) * pieces + p]);
-                sum[r][0] = _mm512_mullo_epi32(zero0, minus);
-                sum[r][1] = _mm512_mullo_epi32(zero1, minus);
-            }
-        } else {
-#pragma GCC unroll 16
-            for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_set1_epi32(x.less[(row + r) * pieces + p]);
-        }
-        for (int64_t i = 0; i < x.group / step; i++, code += 128, in += step * kRows) {
-            const __m512i a = _mm512_loadu_si512(code), b = _mm512_loadu_si512(code + 64);
-            if (next_step == 0) {
-                _mm_prefetch((const char*)code + ahead_of(kForm), kHint);
-                _mm_prefetch((const char*)code + ahead_of(kForm) + 64, kHint);
-            } else {
-                _mm_prefetch((const char*)next, _MM_HINT_T1);
-                next += next_step;
-            }
-            if constexpr (kForm == kPlanes) {
-                const __m512i c = _mm512_loadu_si512(low), d = _mm512_loadu_si512(low + 64);
-                _mm_prefetch((const char*)low + ahead_of(kForm), kHint);
-                _mm_prefetch((const char*)low + ahead_of(kForm) + 64, kHint);
-                low += 128;
-                const __m512i a0 = first_columns(a, c), b0 = first_columns(b, d);
-#pragma GCC unroll 16
-                for (int r = 0; r < kRows; r++) {
-                    const __m512i four = broadcast4(in + 4 * r);
-                    sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], a0, four);
-                    sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], b0, four);
-                }
-                const __m512i a1 = second_columns(a, c), b1 = second_columns(b, d);
-#pragma GCC unroll 16
-                for (int r = 0; r < kRows; r++) {
-                    const __m512i four = broadcast4(in + 4 * (kRows + r));
-                    sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], a1, four);
-                    sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], b1, four);
-                }
-            } else if constexpr (kForm == kFour) {
-                const __m512i a0 = _mm512_and_si512(a, nibble), b0 = _mm512_and_si512(b, nibble);
-#pragma GCC unroll 16
-                for (int r = 0; r < kRows; r++) {
-                    const __m512i four = broadcast4(in + 4 * r);
-                    sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], a0, four);
-                    sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], b0, four);
-                }
-                const __m512i a1 = _mm512_and_si512(_mm512_srli_epi16(a, 4), nibble);
-                const __m512i b1 = _mm512_and_si512(_mm512_srli_epi16(b, 4), nibble);
-#pragma GCC unroll 16
-                for (int r = 0; r < kRows; r++) {
-                    const __m512i four = broadcast4(in + 4 * (kRows + r));
-                    sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], a1, four);
-                    sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], b1, four);
-                }
-            } else {
-#pragma GCC unroll 16
-                for (int r = 0; r < kRows; r++) {
-                    const __m512i four = broadcast4(in + 4 * r);
-                    sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], a, four);
-                    sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], b, four);
-                }
-            }
-        }
-        const __m512 scale0 = scales_at<Scale>(w.scales, place), scale1 = scales_at<Scale>(w.scales, place + 16);
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; r++) {
-            const __m512 mine = _mm512_set1_ps(x.scales[(row + r) * pieces + p]);
-            __m512 left = _mm512_cvtepi32_ps(sum[r][0]), right = _mm512_cvtepi32_ps(sum[r][1]);
-            if (kForm == kFour && w.upper) {  // half of the sum of the inputs' codes, of which less has -8 times as much
-                const __m512 half = _mm512_set1_ps(float(x.less[(row + r) * pieces + p]) / -16);
-                left = _mm512_add_ps(left, half);
-                right = _mm512_add_ps(right, half);
-            }
-            total[r][0] = _mm512_fmadd_ps(left, _mm512_mul_ps(scale0, mine), total[r][0]);
-            total[r][1] = _mm512_fmadd_ps(right, _mm512_mul_ps(scale1, mine), total[r][1]);
-        }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; r++) store_tile(w, tile, out + (row + r) * w.outputs, whole(w, total[r][0]), whole(w, total[r][1]));
-}
-
-// Few rows by two tiles: memory answers two streams faster than one. Of each tile what tile_int8 gives.
-template <Form kForm, int kRows, class Scale>
-SMELT_KEEPS_SUMS void two_tiles_int8(const Codes& w, const Rounded& x, int64_t tile, bf16* out) {
-    constexpr int64_t step = kForm == kEight ? 4 : 8;
+    constexpr int kSums = kRows * kParts, kVectors = 2 * kTiles, ahead = kTiles == 2 ? kPairsAhead : ahead_of(kForm);
     const int64_t columns = w.columns, groups = columns / w.group, pieces = columns / x.group, per = w.group / x.group;
     const int64_t bytes = columns * kTile * bits_of(kForm) / 8, begin = tile * bytes;
     const uint8_t *code = w.codes + begin, *low = w.lower + (kForm == kPlanes ? begin : 0);
-    const int8_t* in = x.codes.data();
-    const __m512i nibble = _mm512_set1_epi8(15);
-    __m512 total[kRows][4];
+    const int8_t* in = x.codes.data() + row * kParts * columns;
+    __m512 total[kRows][kVectors];
 #pragma GCC unroll 16
-    for (int i = 0; i < 4 * kRows; i++) total[i / 4][i % 4] = _mm512_setzero_ps();
+    for (int i = 0; i < kVectors * kRows; i++) total[i / kVectors][i % kVectors] = _mm512_setzero_ps();
     for (int64_t p = 0; p < pieces; p++) {
         const auto place = [&](int v) { return ((tile + v / 2) * groups + p / per) * kTile + v % 2 * 16; };
-        __m512i sum[kRows][4];
+        __m512i sum[kSums][kVectors];
 #pragma GCC unroll 16
-        for (int i = 0; i < 4 * kRows; i++) {
-            sum[i / 4][i % 4] = _mm512_set1_epi32(x.less[i / 4 * pieces + p]);
-            if (!w.zeros) continue;
-            const __m512i zero = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place(i % 4))));
-            sum[i / 4][i % 4] = _mm512_mullo_epi32(zero, sum[i / 4][i % 4]);
-        }
-        for (int64_t i = 0; i < x.group / step; i++, code += 128, in += step * kRows) {
-            __m512i a[4], b[4];  // of 4 columns, and of the 4 after them
+        for (int s = 0; s < kSums; s++) {
+            // Of a row's parts the last one has what is added for all.
+            const __m512i less = s % kParts == kParts - 1 ? _mm512_set1_epi32(x.less[(row + s / kParts) * pieces + p]) : _mm512_setzero_si512();
 #pragma GCC unroll 4
-            for (int v = 0; v < 4; v++) {
+            for (int v = 0; v < kVectors; v++) sum[s][v] = less;
+        }
+        if (w.zeros) {
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; v++) {
+                const __m512i zero = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place(v))));
+#pragma GCC unroll 16
+                for (int s = kParts - 1; s < kSums; s += kParts) sum[s][v] = _mm512_mullo_epi32(zero, sum[s][v]);
+            }
+        }
+        for (int64_t i = 0; i < x.group / step; i++, code += 128, in += step * kSums) {
+            __m512i stored[kVectors], lower[kVectors];
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; v++) {
                 const int64_t from = v / 2 * bytes + v % 2 * 64;
-                a[v] = _mm512_loadu_si512(code + from);
-                _mm_prefetch((const char*)code + from + kPairsAhead, kHint);
-                if constexpr (kForm == kPlanes) {
-                    const __m512i upper = a[v], lower = _mm512_loadu_si512(low + from);
-                    _mm_prefetch((const char*)low + from + kPairsAhead, kHint);
-                    a[v] = first_columns(upper, lower);
-                    b[v] = second_columns(upper, lower);
-                } else if constexpr (kForm == kFour) {
-                    b[v] = _mm512_and_si512(_mm512_srli_epi16(a[v], 4), nibble);
-                    a[v] = _mm512_and_si512(a[v], nibble);
-                }
+                stored[v] = _mm512_loadu_si512(code + from);
+                if (next_step == 0) _mm_prefetch((const char*)code + from + ahead, kHint);
+                if constexpr (kForm != kPlanes) continue;
+                lower[v] = _mm512_loadu_si512(low + from);
+                _mm_prefetch((const char*)low + from + ahead, kHint);
+            }
+            if (next_step != 0) {
+                _mm_prefetch((const char*)next, _MM_HINT_T1);
+                next += next_step;
             }
             if constexpr (kForm == kPlanes) low += 128;
-#pragma GCC unroll 16
-            for (int r = 0; r < kRows; r++) {
-                const __m512i four = broadcast4(in + 4 * r);
+            __m512i four[kVectors];
 #pragma GCC unroll 4
-                for (int v = 0; v < 4; v++) sum[r][v] = _mm512_dpbusd_epi32(sum[r][v], a[v], four);
+            for (int v = 0; v < kVectors; v++) four[v] = first_columns<kForm>(stored[v], lower[v]);
+#pragma GCC unroll 16
+            for (int s = 0; s < kSums; s++) {
+                const __m512i inputs = broadcast4(in + 4 * s);
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; v++) sum[s][v] = _mm512_dpbusd_epi32(sum[s][v], four[v], inputs);
             }
-            if constexpr (kForm == kEight) continue;
-#pragma GCC unroll 16
-            for (int r = 0; r < kRows; r++) {
-                const __m512i four = broadcast4(in + 4 * (kRows + r));
+            if constexpr (kForm != kEight) {
 #pragma GCC unroll 4
-                for (int v = 0; v < 4; v++) sum[r][v] = _mm512_dpbusd_epi32(sum[r][v], b[v], four);
+                for (int v = 0; v < kVectors; v++) four[v] = second_columns<kForm>(stored[v], lower[v]);
+#pragma GCC unroll 16
+                for (int s = 0; s < kSums; s++) {
+                    const __m512i inputs = broadcast4(in + 4 * (kSums + s));
+#pragma GCC unroll 4
+                    for (int v = 0; v < kVectors; v++) sum[s][v] = _mm512_dpbusd_epi32(sum[s][v], four[v], inputs);
+                }
             }
         }
+        __m512 scale[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; v++) scale[v] = scales_at<Scale>(w.scales, place(v));
 #pragma GCC unroll 16
-        for (int i = 0; i < 4 * kRows; i++) {
-            const int r = i / 4, v = i % 4;
-            const int64_t at = r * pieces + p;
-            __m512 found = _mm512_cvtepi32_ps(sum[r][v]);
-            if (kForm == kFour && w.upper) found = _mm512_add_ps(found, _mm512_set1_ps(float(x.less[at]) / -16));
-            total[r][v] = _mm512_fmadd_ps(found, _mm512_mul_ps(scales_at<Scale>(w.scales, place(v)), _mm512_set1_ps(x.scales[at])), total[r][v]);
+        for (int r = 0; r < kRows; r++) {
+            const int64_t at = (row + r) * pieces + p;
+            const __m512 mine = _mm512_set1_ps(x.scales[at]);
+            __m512 found[kVectors];
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; v++) {
+                __m512i all = sum[r * kParts][v];
+                // Nothing overflows: with two parts a group has up to 128 columns.
+                if (kParts == 2) all = _mm512_add_epi32(_mm512_slli_epi32(all, 8), sum[r * kParts + 1][v]);
+                found[v] = _mm512_cvtepi32_ps(all);
+            }
+            if (kForm == kFour && w.upper) {  // half of the sum of the inputs' codes, of which less has -8 times as much
+                const __m512 half = _mm512_set1_ps(float(x.less[at]) / -16);
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; v++) found[v] = _mm512_add_ps(found[v], half);
+            }
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; v++) total[r][v] = _mm512_fmadd_ps(found[v], _mm512_mul_ps(scale[v], mine), total[r][v]);
         }
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < 2 * kRows; i++)
-        store_tile(w, tile + i % 2, out + i / 2 * w.outputs, whole(w, total[i / 2][i % 2 * 2]), whole(w, total[i / 2][i % 2 * 2 + 1]));
-}
-
-template <Form kForm, class Scale>
-void pair_int8(const Codes& w, const Rounded& x, int64_t tile, bf16* out) {
-    switch (x.rows) {
-        case 3: return two_tiles_int8<kForm, 3, Scale>(w, x, tile, out);
-        case 2: return two_tiles_int8<kForm, 2, Scale>(w, x, tile, out);
-        case 1: return two_tiles_int8<kForm, 1, Scale>(w, x, tile, out);
+    for (int i = 0; i < kTiles * kRows; i++) {
+        const int r = i / kTiles, t = i % kTiles;
+        store_tile(w, tile + t, out + (row + r) * w.outputs, whole(w, total[r][2 * t]), whole(w, total[r][2 * t + 1]));
     }
 }
 
-template <Form kForm, class Scale>
-void panel_int8(const Codes& w, const Rounded& x, int64_t panel, int64_t place, int64_t panels, int64_t tile, bf16* out) {
+template <Form kForm, int kParts, class Scale>
+void panel_by_two_tiles(const Codes& w, const Rounded& x, int64_t tile, bf16* out) {
+    switch (kParts * x.rows) {
+        case 3: return rows_by_tiles<kForm, 3 / kParts, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
+        case 2: return rows_by_tiles<kForm, 2 / kParts, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
+        case 1: return rows_by_tiles<kForm, 1, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
+    }
+}
+
+template <Form kForm, int kParts, class Scale>
+void panel_by_tile(const Codes& w, const Rounded& x, int64_t panel, int64_t place, int64_t panels, int64_t tile, bf16* out) {
     const int64_t row = panel * x.height;
     // With several panels, each asks for its part of the next tile; with one, memory is waited for anyway.
     const int64_t bytes = w.columns * kTile * bits_of(kForm) / 8, step = panels > 1 ? std::max<int64_t>(1, 128 / panels) : 0;
     const uint8_t* next = w.codes + (tile + 1) * bytes + place * bytes / panels;
+    const auto rows = [&]<int kRows>() { rows_by_tiles<kForm, kRows, kParts, 1, Scale>(w, x, row, tile, next, step, out); };
     switch (x.height_of(panel)) {
-        case 6: return tile_int8<kForm, 6, Scale>(w, x, row, tile, next, step, out);
-        case 5: return tile_int8<kForm, 5, Scale>(w, x, row, tile, next, step, out);
-        case 4: return tile_int8<kForm, 4, Scale>(w, x, row, tile, next, step, out);
-        case 3: return tile_int8<kForm, 3, Scale>(w, x, row, tile, next, step, out);
-        case 2: return tile_int8<kForm, 2, Scale>(w, x, row, tile, next, step, out);
-        case 1: return tile_int8<kForm, 1, Scale>(w, x, row, tile, next, step, out);
-    }
-}
-
-// Codes less 8, as bfloat16; the table stands twice, so that a fifth bit of the index does not matter.
-alignas(64) constexpr bf16 kLess8[32] = {
-    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-
-// Codes less 7.5: the upper half of 8 bits, with the middle of what the lower half may be.
-alignas(64) constexpr bf16 kLessMiddle[32] = {
-    0xc0f0, 0xc0d0, 0xc0b0, 0xc090, 0xc060, 0xc020, 0xbfc0, 0xbf00, 0x3f00, 0x3fc0, 0x4020, 0x4060, 0x4090, 0x40b0, 0x40d0, 0x40f0,
-    0xc0f0, 0xc0d0, 0xc0b0, 0xc090, 0xc060, 0xc020, 0xbfc0, 0xbf00, 0x3f00, 0x3fc0, 0x4020, 0x4060, 0x4090, 0x40b0, 0x40d0, 0x40f0};
-
-// Some rows by one tile, inputs as they are.
-template <Form kForm, int kRows, class Scale>
-void tile_exact(const Codes& w, const bf16* x, const float* sums, int64_t row, int64_t tile, bf16* out) {
-    const int64_t columns = w.columns, groups = columns / w.group;
-    const int64_t begin = tile * columns * kTile * bits_of(kForm) / 8;
-    const uint8_t *code = w.codes + begin, *low = w.lower + (kForm == kPlanes ? begin : 0);
-    __m512 total[kRows][2];
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; r++) total[r][0] = total[r][1] = _mm512_setzero_ps();
-    const __m512i table = _mm512_load_si512(w.upper ? kLessMiddle : kLess8);
-    for (int64_t g = 0; g < groups; g++) {
-        const int64_t place = (tile * groups + g) * kTile;
-        __m512 sum[kRows][2];
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-        if constexpr (kForm == kFour) {
-            for (int64_t k = g * w.group, end = k + w.group; k < end; k += 8, code += 128) {
-                __m512i a = _mm512_loadu_si512(code), b = _mm512_loadu_si512(code + 64);
-                _mm_prefetch((const char*)code + kAhead, _MM_HINT_T0);
-                _mm_prefetch((const char*)code + kAhead + 64, _MM_HINT_T0);
-#pragma GCC unroll 16
-                for (int pair = 0; pair < 4; pair++) {
-                    const __m512i left = _mm512_permutexvar_epi16(a, table);
-                    const __m512i right = _mm512_permutexvar_epi16(b, table);
-#pragma GCC unroll 16
-                    for (int r = 0; r < kRows; r++) {
-                        int32_t two;
-                        std::memcpy(&two, x + (row + r) * columns + k + 2 * pair, 4);
-                        const __m512i both = _mm512_set1_epi32(two);
-                        sum[r][0] = add_pairs(sum[r][0], left, both);
-                        sum[r][1] = add_pairs(sum[r][1], right, both);
-                    }
-                    a = _mm512_srli_epi16(a, 4);
-                    b = _mm512_srli_epi16(b, 4);
-                }
-            }
-        } else {
-            const __m512i bias = _mm512_set1_epi32(int32_t(0x80808080));
-            for (int64_t k = g * w.group, end = k + w.group; k < end; k += 4) {
-                __m512i a = _mm512_loadu_si512(code), b = _mm512_loadu_si512(code + 64);
-                if constexpr (kForm == kPlanes) {
-                    // A step of both planes gives two of these; the second one asks for what comes later.
-                    const __m512i c = _mm512_loadu_si512(low), d = _mm512_loadu_si512(low + 64);
-                    const bool second = k & 4;
-                    a = second ? second_columns(a, c) : first_columns(a, c);
-                    b = second ? second_columns(b, d) : first_columns(b, d);
-                    if (second) {
-                        for (const uint8_t* from : {code, low}) {
-                            _mm_prefetch((const char*)from + kAhead, _MM_HINT_T0);
-                            _mm_prefetch((const char*)from + kAhead + 64, _MM_HINT_T0);
-                        }
-                        code += 128;
-                        low += 128;
-                    }
-                } else {
-                    _mm_prefetch((const char*)code + kAhead, _MM_HINT_T0);
-                    _mm_prefetch((const char*)code + kAhead + 64, _MM_HINT_T0);
-                    code += 128;
-                }
-                a = _mm512_xor_si512(a, bias);
-                b = _mm512_xor_si512(b, bias);
-#pragma GCC unroll 16
-                for (int byte = 3; byte >= 0; byte--) {
-                    const __m512 left = _mm512_cvtepi32_ps(_mm512_srai_epi32(a, 24));
-                    const __m512 right = _mm512_cvtepi32_ps(_mm512_srai_epi32(b, 24));
-#pragma GCC unroll 16
-                    for (int r = 0; r < kRows; r++) {
-                        const __m512 one = _mm512_set1_ps(widen(x[(row + r) * columns + k + byte]));
-                        sum[r][0] = _mm512_fmadd_ps(left, one, sum[r][0]);
-                        sum[r][1] = _mm512_fmadd_ps(right, one, sum[r][1]);
-                    }
-                    a = _mm512_slli_epi32(a, 8);
-                    b = _mm512_slli_epi32(b, 8);
-                }
-            }
-        }
-        const __m512 scale0 = scales_at<Scale>(w.scales, place), scale1 = scales_at<Scale>(w.scales, place + 16);
-        if (w.zeros) {
-            const __m512 half = _mm512_set1_ps(zero_of(kForm));
-            const __m512 zero0 = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place))));
-            const __m512 zero1 = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place + 16))));
-#pragma GCC unroll 16
-            for (int r = 0; r < kRows; r++) {
-                const __m512 mine = _mm512_set1_ps(sums[(row + r) * groups + g]);
-                sum[r][0] = _mm512_fmadd_ps(_mm512_sub_ps(half, zero0), mine, sum[r][0]);
-                sum[r][1] = _mm512_fmadd_ps(_mm512_sub_ps(half, zero1), mine, sum[r][1]);
-            }
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; r++) {
-            total[r][0] = _mm512_fmadd_ps(sum[r][0], scale0, total[r][0]);
-            total[r][1] = _mm512_fmadd_ps(sum[r][1], scale1, total[r][1]);
-        }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; r++) store_tile(w, tile, out + (row + r) * w.outputs, whole(w, total[r][0]), whole(w, total[r][1]));
-}
-
-// One row by two tiles of 4 bit codes: their sums do not wait for each other. Of each tile what tile_exact gives.
-template <class Scale>
-SMELT_KEEPS_SUMS void two_tiles_exact(const Codes& w, const bf16* x, const float* sums, int64_t tile, bf16* out) {
-    const int64_t columns = w.columns, groups = columns / w.group, bytes = columns * kTile / 2;
-    const uint8_t* code = w.codes + tile * bytes;
-    const __m512i table = _mm512_load_si512(w.upper ? kLessMiddle : kLess8);
-    __m512 total[4];
-#pragma GCC unroll 4
-    for (int v = 0; v < 4; v++) total[v] = _mm512_setzero_ps();
-    for (int64_t g = 0; g < groups; g++) {
-        __m512 sum[4];
-#pragma GCC unroll 4
-        for (int v = 0; v < 4; v++) sum[v] = _mm512_setzero_ps();
-        for (int64_t k = g * w.group, end = k + w.group; k < end; k += 8, code += 128) {
-            __m512i c[4];
-#pragma GCC unroll 4
-            for (int v = 0; v < 4; v++) {
-                const uint8_t* from = code + v / 2 * bytes + v % 2 * 64;
-                c[v] = _mm512_loadu_si512(from);
-                _mm_prefetch((const char*)from + kExactAhead, kHint);
-            }
-#pragma GCC unroll 4
-            for (int pair = 0; pair < 4; pair++) {
-                int32_t two;
-                std::memcpy(&two, x + k + 2 * pair, 4);
-                const __m512i both = _mm512_set1_epi32(two);
-#pragma GCC unroll 4
-                for (int v = 0; v < 4; v++) {
-                    sum[v] = add_pairs(sum[v], _mm512_permutexvar_epi16(c[v], table), both);
-                    c[v] = _mm512_srli_epi16(c[v], 4);
-                }
-            }
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < 4; v++) {
-            const int64_t place = ((tile + v / 2) * groups + g) * kTile + v % 2 * 16;
-            if (w.zeros) {
-                const __m512 zero = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place))));
-                sum[v] = _mm512_fmadd_ps(_mm512_sub_ps(_mm512_set1_ps(8), zero), _mm512_set1_ps(sums[g]), sum[v]);
-            }
-            total[v] = _mm512_fmadd_ps(sum[v], scales_at<Scale>(w.scales, place), total[v]);
-        }
-    }
-    store_tile(w, tile, out, whole(w, total[0]), whole(w, total[1]));
-    store_tile(w, tile + 1, out, whole(w, total[2]), whole(w, total[3]));
-}
-
-template <Form kForm, class Scale>
-void rows_exact(const Codes& w, const bf16* x, const float* sums, int64_t rows, int64_t tile, bf16* out) {
-    int64_t row = 0;
-    for (; rows >= 4; row += 4, rows -= 4) tile_exact<kForm, 4, Scale>(w, x, sums, row, tile, out);
-    switch (rows) {
-        case 3: return tile_exact<kForm, 3, Scale>(w, x, sums, row, tile, out);
-        case 2: return tile_exact<kForm, 2, Scale>(w, x, sums, row, tile, out);
-        case 1: return tile_exact<kForm, 1, Scale>(w, x, sums, row, tile, out);
+        case 6: if constexpr (kParts == 1) return rows.template operator()<6>();
+        case 5: if constexpr (kParts == 1) return rows.template operator()<5>();
+        case 4: if constexpr (kParts == 1) return rows.template operator()<4>();
+        case 3: return rows.template operator()<3>();
+        case 2: return rows.template operator()<2>();
+        case 1: return rows.template operator()<1>();
     }
 }
 
@@ -425,72 +194,43 @@ inline int64_t piece_of(const Codes& w, int64_t tiles, int threads) {
     return std::max<int64_t>(1, std::min(tiles / (8 * threads), std::max<int64_t>(4, kPiece * 8 / (w.columns * kTile * w.bits))));
 }
 
-template <Form kForm, class Scale>
-void multiply_int8(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    const Rounded rounded(x, rows, w.columns, group, kPanel, kPanel, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
+template <Form kForm, int kParts, class Scale>
+void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
+    const Rounded rounded(x, rows, w.columns, group, kParts, kPanel, kPanel, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
     const int64_t piece = piece_of(w, tiles, threads);
-    if (rows <= kPaired && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
+    if (kParts * rows <= kPaired && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
         spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
-            if (2 * pair + 1 < tiles) return pair_int8<kForm, Scale>(w, rounded, 2 * pair, out);
-            panel_int8<kForm, Scale>(w, rounded, 0, 0, 1, 2 * pair, out);
+            if (2 * pair + 1 < tiles) return panel_by_two_tiles<kForm, kParts, Scale>(w, rounded, 2 * pair, out);
+            panel_by_tile<kForm, kParts, Scale>(w, rounded, 0, 0, 1, 2 * pair, out);
         });
         return;
     }
     // As many panels at a time as stay in the second cache while tiles pass by.
-    const int64_t together = std::max<int64_t>(1, (384 << 10) / (w.columns * rounded.height));
+    const int64_t together = std::max<int64_t>(1, (384 << 10) / (w.columns * kParts * rounded.height));
     const int64_t rounds = (rounded.panels + together - 1) / together;
     spread(threads, rounds * tiles, piece, [&](int64_t i) {
         const int64_t begin = i / tiles * together, end = std::min(begin + together, rounded.panels);
-        for (int64_t panel = begin; panel < end; panel++) panel_int8<kForm, Scale>(w, rounded, panel, panel - begin, end - begin, i % tiles, out);
+        for (int64_t panel = begin; panel < end; panel++)
+            panel_by_tile<kForm, kParts, Scale>(w, rounded, panel, panel - begin, end - begin, i % tiles, out);
     });
 }
 
-template <Form kForm, class Scale>
-void multiply_exact(const Codes& w, const bf16* x, int64_t rows, bf16* out, int threads) {
-    const int64_t columns = w.columns, groups = columns / w.group, tiles = (w.outputs + kTile - 1) / kTile;
-    std::vector<bf16> ordered;
-    std::vector<float> sums;
-    if (w.zeros) {
-        sums.resize(rows * groups);
-        for (int64_t i = 0; i < rows * groups; i++)
-            for (int64_t k = 0; k < w.group; k++) sums[i] += widen(x[i * w.group + k]);
-    }
-    if (kForm == kFour) {
-        // A word's four codes are of columns 0 4 1 5 or 2 6 3 7, from its lowest bits up.
-        static const int order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
-        ordered.resize(rows * columns);
-        for (int64_t k = 0; k < rows * columns; k += 8)
-            for (int i = 0; i < 8; i++) ordered[k + i] = x[k + order[i]];
-        x = ordered.data();
-    }
-    const int64_t piece = piece_of(w, tiles, threads);
-    if (kForm == kFour && rows == 1) {
-        spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
-            if (2 * pair + 1 < tiles) return two_tiles_exact<Scale>(w, x, sums.data(), 2 * pair, out);
-            rows_exact<kForm, Scale>(w, x, sums.data(), rows, 2 * pair, out);
-        });
-        return;
-    }
-    spread(threads, tiles, piece, [&](int64_t tile) { rows_exact<kForm, Scale>(w, x, sums.data(), rows, tile, out); });
-}
-
 template <Form kForm>
-void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    if (group == 0)
-        w.wide_scales ? multiply_exact<kForm, float>(w, x, rows, out, threads) : multiply_exact<kForm, bf16>(w, x, rows, out, threads);
-    else
-        w.wide_scales ? multiply_int8<kForm, float>(w, x, rows, group, out, threads)
-                      : multiply_int8<kForm, bf16>(w, x, rows, group, out, threads);
+void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, int parts, bf16* out, int threads) {
+    const auto by = [&]<int kParts>() {
+        w.wide_scales ? multiply<kForm, kParts, float>(w, x, rows, group, out, threads) : multiply<kForm, kParts, bf16>(w, x, rows, group, out, threads);
+    };
+    parts == 2 ? by.template operator()<2>() : by.template operator()<1>();
 }
 
 }  // namespace
 
-void linear_codes(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    if (rows >= kTileRows && tiles_are_used() && tiles_take(w, group)) return linear_tiles(w, x, rows, group, out, threads);
-    if (w.bits == 4) return multiply<kFour>(w, x, rows, group, out, threads);
-    if (w.lower) return multiply<kPlanes>(w, x, rows, group, out, threads);
-    multiply<kEight>(w, x, rows, group, out, threads);
+void linear_codes(const Codes& w, const bf16* x, int64_t rows, int64_t group, int parts, bf16* out, int threads) {
+    if (parts == 1 && rows >= kTileRows && tiles_are_used() && tiles_take(w, group)) return linear_tiles(w, x, rows, group, out, threads);
+    if (w.bits == 4) return multiply<kFour>(w, x, rows, group, parts, out, threads);
+    if (w.lower) return multiply<kPlanes>(w, x, rows, group, parts, out, threads);
+    multiply<kEight>(w, x, rows, group, parts, out, threads);
 }
 
 }  // namespace smelt

@@ -86,7 +86,7 @@ void rows_by_tile(Tiles& tiles, int step, const Codes& w, const uint8_t* codes, 
 
 template <class Tiles, class Scale>
 void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    const Rounded rounded(x, rows, w.columns, group, 1, kRows, w.zeros ? 1 : 1 << (w.bits - 1), w.input_scale, threads);
+    const Rounded rounded(x, rows, w.columns, group, 1, 1, kRows, w.zeros ? 1 : 1 << (w.bits - 1), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile, bytes = w.columns * kTile * w.bits / 8;
     // As many rows at a time as stay in the second cache while tiles pass by.
     const int64_t together = std::max<int64_t>(1, (1 << 20) / (w.columns * kRows)) * kRows;

@@ -17,8 +17,8 @@ from ..weights.rounding import is_fixed_int8, rounding_explanation
 from .library import processor_features
 
 _TILE = 32  # outputs that a tile of codes holds
-# Up to this many rows inputs are not rounded: reading the weight dominates, and rounding would gain nothing.
-_EXACT_ROWS = {4: 2, 8: 1}
+# Up to this many rows inputs keep 15 bits: reading the weight dominates, and fewer bits would gain little.
+_EXACT_ROWS = 2
 # Group size of int8 inputs, where the checkpoint does not round them.
 _TOGETHER = (128, 64, 32, 16, 8)
 # More products of 255 by 128 might not fit in 32 bits.
@@ -31,9 +31,9 @@ DENSE_ROWS = 8 if "amx_bf16" in processor_features() else 64 if "avx512_bf16" in
 class CodesLinear:
     """4- or 8-bit codes, multiplied as stored; 2- and 3-bit codes are widened to 4 bits.
 
-    Few rows are multiplied unrounded. More are rounded to int8 first, with a scale for each group of
-    inputs, unless ``exact``; then more rows than :data:`_EXACT_ROWS` are slow. Without ``few_exact`` the inputs of few
-    rows are rounded, too. In either case a row's results do not depend on the other rows.
+    Inputs of few rows are rounded to 15 bits, so that bfloat16 numbers down to a 64th of the largest in their group are exact; those
+    of more rows to int8, unless ``exact``, which takes twice as many products. Without ``few_exact`` the inputs of few
+    rows are rounded to int8, too. In either case a row's results do not depend on the other rows.
 
     With ``planes``, codes of 8 bits stand in two planes of 4 bits, of which :meth:`upper` reads one.
     """
@@ -75,7 +75,7 @@ class CodesLinear:
             self._group, self._exact = self.columns, 0
         else:
             self._group = next(size for size in _TOGETHER if matrix.group % size == 0)
-            self._exact = 1 << 62 if exact else _EXACT_ROWS[self._bits] if few_exact else 0
+            self._exact = 1 << 62 if exact else _EXACT_ROWS if few_exact else 0
         self._input_scale = fixed
         self._weight_group = matrix.group
         self.handle = self._handle()
@@ -153,12 +153,12 @@ class CodesLinear:
             rounded = rounding_explanation(matrix.inputs) if is_fixed_int8(matrix.inputs) else ", int8 inputs by token"
             return f"Smelt's kernel, {matrix.format} weights{kept}{rounded}"
         if self._exact > 1 << 32:
-            return f"Smelt's kernel, {matrix.format} weights{kept}, bfloat16 inputs"
+            return f"Smelt's kernel, {matrix.format} weights{kept}, inputs of 15 bits in groups of {self._group}"
         tiles = ", many rows on matrix tiles" if self._kernels.tiles_are_used() and self._group % 32 == 0 else ""
         if self._exact == 0:
             return f"Smelt's kernel, {matrix.format} weights{kept}, int8 inputs in groups of {self._group}{tiles}"
-        rows = "1 row" if self._exact == 1 else f"{self._exact} rows"
-        return f"Smelt's kernel, {matrix.format} weights{kept}, bfloat16 inputs up to {rows}, then int8 in groups of {self._group}{tiles}"
+        many = f"then int8 in groups of {self._group}{tiles}"
+        return f"Smelt's kernel, {matrix.format} weights{kept}, inputs of 15 bits up to {self._exact} rows, {many}"
 
 
 class NativeDenseLinear:

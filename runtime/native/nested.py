@@ -21,7 +21,7 @@ class NestedOperators(NativeOperators):
 
     Args:
         kernels: the compiled module.
-        exact: whether weight-only formats keep their inputs in bfloat16 instead.
+        exact: whether inputs keep 15 bits instead.
     """
 
     def __init__(self, kernels: ModuleType, exact: bool) -> None:

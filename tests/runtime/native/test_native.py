@@ -103,6 +103,28 @@ def test_rows_of_codes_do_not_depend_on_each_other(
             assert torch.equal(linear(x[-rows:]), found[-rows:])
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_inputs_of_few_rows_are_exact_down_to_a_64th_of_the_largest(
+    compiled: ModuleType, bits: int, asymmetric: bool
+) -> None:
+    matrix = _matrix(bits, 75, 128, 128, asymmetric=asymmetric, dtype=torch.bfloat16)
+    matrix = replace(matrix, scale=torch.full((75, 1), 0.25).bfloat16())
+    weight = matrix_in_float64(matrix)
+    linear, all_rows = CodesLinear(compiled, matrix, None, exact=False), CodesLinear(compiled, matrix, None, exact=True)
+    magnitudes = torch.rand(40, 128, generator=torch.Generator().manual_seed(1)) * 63 + 1
+    x = (magnitudes * _random(40, 128, seed=2).sign() * torch.logspace(-30, 30, 40).unsqueeze(1)).bfloat16()
+    expected = x.double() @ weight.T
+    assert torch.equal(all_rows(x), expected.bfloat16())
+    for first in range(0, 40, 2):
+        assert torch.equal(linear(x[first : first + 2]), expected[first : first + 2].bfloat16())
+    # Smaller ones are rounded: to the nearest multiple of at most an 8192th of the largest.
+    x[:, 5] *= 1000
+    expected, largest = x.double() @ weight.T, x.double().abs().amax(-1, keepdim=True)
+    bound = largest / 2**14 * weight.abs().sum(-1) + expected.abs() / 2**8
+    assert ((all_rows(x).double() - expected).abs() <= bound).all()
+
+
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_columns_in_activation_order(compiled: ModuleType, rows: int) -> None:
     matrix = _matrix(4, 75, 256, 32, asymmetric=True, dtype=torch.bfloat16)

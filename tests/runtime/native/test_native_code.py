@@ -57,7 +57,9 @@ def _innermost(body: list[tuple[int, str]], operation: str) -> list[str]:
 @pytest.mark.parametrize(("form", "products"), [(1, 2), (2, 4)], ids=["8 bits", "two planes"])
 def test_sums_stay_in_their_registers(code: dict[str, list[tuple[int, str]]], form: int, products: int) -> None:
     (name,) = (
-        name for name in code if re.search(rf"tile_int8IL\w+FormE{form}ELi{ROWS}Et", name) and "cold" not in name
+        name
+        for name in code
+        if re.search(rf"rows_by_tilesIL\w+FormE{form}ELi{ROWS}ELi1ELi1Et", name) and "cold" not in name
     )
     loop = _innermost(code[name], "vpdpbusd")
     assert sum(text.startswith("vpdpbusd") for text in loop) == products * ROWS
