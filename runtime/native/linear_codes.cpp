@@ -16,7 +16,6 @@ namespace smelt {
 namespace {
 
 constexpr int kPanel = 6;      // as many rows of int8 as have all their sums in registers
-constexpr int kPaired = 3;      // up to as many are multiplied by two tiles at a time
 constexpr int kTileRows = 16;  // from here on matrix tiles are used, where there are any
 constexpr int64_t kPiece = 512 << 10;  // bytes of a weight that a thread takes at a time: its next ones were not asked for
 
@@ -26,6 +25,9 @@ enum Form { kFour, kEight, kPlanes };
 constexpr int64_t bits_of(Form form) { return form == kEight ? 8 : 4; }  // of what stands in one place
 
 constexpr int zero_of(Form form) { return form == kFour ? 8 : 128; }
+
+// Up to as many rows of int8 are multiplied by two tiles at a time.
+constexpr int paired(Form form) { return form == kFour ? 3 : 4; }
 
 // How many bytes of a tile's codes are asked for in advance, and of two tiles at a time, whose codes are multiplied as fast as they come. On AMD's
 // Zen 4 as in linear_dense.cpp: by way of the second cache 1.1 to 1.25 times as fast where memory is fast, 1.05 times where others use it. How
@@ -166,6 +168,7 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t ro
 template <Form kForm, int kParts, class Scale>
 void panel_by_two_tiles(const Codes& w, const Rounded& x, int64_t tile, bf16* out) {
     switch (kParts * x.rows) {
+        case 4: return rows_by_tiles<kForm, 4 / kParts, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
         case 3: return rows_by_tiles<kForm, 3 / kParts, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
         case 2: return rows_by_tiles<kForm, 2 / kParts, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
         case 1: return rows_by_tiles<kForm, 1, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
@@ -199,7 +202,7 @@ void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* 
     const Rounded rounded(x, rows, w.columns, group, kParts, kPanel, kPanel, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
     const int64_t piece = piece_of(w, tiles, threads);
-    if (kParts * rows <= kPaired && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
+    if (kParts * rows <= paired(kForm) && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
         spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
             if (2 * pair + 1 < tiles) return panel_by_two_tiles<kForm, kParts, Scale>(w, rounded, 2 * pair, out);
             panel_by_tile<kForm, kParts, Scale>(w, rounded, 0, 0, 1, 2 * pair, out);
