@@ -20,7 +20,7 @@ import torch
 from smelt.runtime.native import library
 from smelt.runtime.native.linears import CodesLinear, NativeDenseLinear
 from smelt.runtime.weights.matrix import Matrix
-from smelt.system.pages import in_large_pages
+from smelt.system.hardware.pages import in_large_pages
 from torch import Tensor
 
 from .common import save

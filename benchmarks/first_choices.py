@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 from smelt.compress import Recipe, run
-from smelt.runtime.decoder.batch import Batch, Run
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.decoder.parts.batch import Batch, Run
+from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.native import library
 from smelt.runtime.native.operators import NativeOperators
 from smelt.runtime.weights.checkpoint import Checkpoint

@@ -21,16 +21,16 @@ from typing import Any
 
 import torch
 from smelt.runtime.costs.work import LinearCost, StepWork
-from smelt.runtime.decoder.batch import Batch, Run
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.decoder.pipeline import Result, equal_pieces, pieces_of, pipelined
+from smelt.runtime.decoder.parallel.pipeline import Result, equal_pieces, pieces_of, pipelined
+from smelt.runtime.decoder.parts.batch import Batch, Run
 from smelt.runtime.engine.setup.loading import operators_for
 from smelt.runtime.parallel.launch import joined_at, started
 from smelt.runtime.parallel.ranks import ConnectedRanks
 from smelt.runtime.parallel.stages import ConnectedStages, divided
 from smelt.runtime.simulate.placements.pipeline import StepInPieces
 from smelt.runtime.weights.checkpoint import Checkpoint
-from smelt.system.child_processes import ends_with
+from smelt.system.processes.child_processes import ends_with
 
 from .common import save
 from .random_model import build

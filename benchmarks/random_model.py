@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from smelt.models.checkpoint.writer import write_checkpoint
-from smelt.system.tensor_files import TensorInfo
+from smelt.system.storage.tensor_files import TensorInfo
 
 from .common import REPOSITORY
 

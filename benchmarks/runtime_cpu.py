@@ -160,7 +160,7 @@ def measure_transformers_small(repeats: int) -> float:
 
 def read_rate(times: int = 10) -> float:
     """Bytes a second that this machine reads, the best of some times."""
-    from smelt.system.pages import in_large_pages
+    from smelt.system.hardware.pages import in_large_pages
 
     block = in_large_pages(torch.ones(1 << 27))
     return max(block.nbytes / _seconds(block.sum) for _ in range(times))

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from ..models.steps.settings import StepSettings
 from ..models.text.text_source import TextSource
-from ..system.settings import Chosen, PathText, RecipeModel, choice_schema
+from ..system.settings.recipe_model import Chosen, PathText, RecipeModel, choice_schema
 from .losses.table import LOSSES
 
 _LARGE = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}

@@ -31,11 +31,11 @@ from ...quant.stored.compressed import open_dense
 from ...quant.stored.config import StoredSchemes
 from ...quant.stored.dense_weights import DenseWeights
 from ...system.errors import SmeltError
-from ...system.files import write_text
-from ...system.machine import human_bytes
-from ...system.new_directory import RECORD, appearing, check_output
-from ...system.paths import named_path
+from ...system.hardware.machine import human_bytes
 from ...system.progress import Progress
+from ...system.storage.files import write_text
+from ...system.storage.new_directory import RECORD, appearing, check_output
+from ...system.storage.paths import named_path
 from ...system.versions import versions
 from ..evaluation.measure import Evaluation
 from ..evaluation.settings import Evaluate

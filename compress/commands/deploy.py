@@ -44,7 +44,7 @@ def deploy(
     if engine not in FORMS:
         raise SmeltError(f"--engine {engine}: it must be {', '.join(FORMS)}{nearest_name(engine, list(FORMS))}")
     from ...models.directory.find import find_checkpoint
-    from ...system.files import write_text
+    from ...system.storage.files import write_text
     from ..deploy.deploy import deployment
 
     chosen = cast(EngineName, engine)

@@ -101,7 +101,7 @@ def plan(
     if recipe is not None:
         if made is None:
             raise SmeltError("--recipe: the model as it is is recommended, so there is no recipe; add a --target")
-        from ...system.files import write_text
+        from ...system.storage.files import write_text
 
         write_text(recipe, made)
         print(f"written: {recipe}", file=sys.stderr)

@@ -68,7 +68,7 @@ def run_and_print(recipe: Any, *, dry_run: bool, fresh: bool, processes: int, as
     if dry_run:
         return _print_plan(recipe, fresh, processes, as_json)
     with on_processes(processes):
-        from ...system.processes import is_first
+        from ...system.processes.process_group import is_first
         from ..pipeline.pipeline import run as run_recipe
 
         result = run_recipe(recipe, fresh=fresh)
@@ -83,7 +83,7 @@ def run_and_print(recipe: Any, *, dry_run: bool, fresh: bool, processes: int, as
 
 
 def _print_plan(recipe: Any, fresh: bool, processes: int, as_json: bool) -> int:
-    from ...system.processes import is_first
+    from ...system.processes.process_group import is_first
     from ..pipeline.plan import Plan
 
     plan = Plan.make(recipe, fresh=fresh, processes=processes)

@@ -97,7 +97,7 @@ def simulate(
     found = run(scenario, log=progress.say)
     data = found.as_data()
     if output is not None:
-        from ...system.files import write_text
+        from ...system.storage.files import write_text
         from ..reporting.simulation_page import simulation_page
 
         make_directory(output)

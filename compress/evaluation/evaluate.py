@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...system.errors import SmeltError, raise_problems
-from ...system.paths import named_path
 from ...system.progress import Progress
-from ...system.run_directory import Output
+from ...system.storage.paths import named_path
+from ...system.storage.run_directory import Output
 from ..reporting.report_files import load, save
 from ..results.report import ReportData
 from ..results.result import ModelResult

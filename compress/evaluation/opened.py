@@ -10,7 +10,7 @@ from typing import Any
 
 from ...runtime import Engine
 from ...runtime.engine.ranks.reserve import share_of
-from ...system.device import device_named, free_memory, give_back
+from ...system.hardware.device import device_named, free_memory, give_back
 from ...system.progress import Progress
 from ..results.result import Sample
 from .scoring.runtime_reader import RuntimeReader

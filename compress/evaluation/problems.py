@@ -9,8 +9,8 @@ from ...models.directory.directory import ModelDirectory
 from ...models.directory.find import find_checkpoint
 from ...runtime import RuntimeProblem
 from ...runtime.engine.setup.config import LOOKUP, NESTED, is_part
-from ...system.device import device_named
 from ...system.errors import Problem, SmeltError
+from ...system.hardware.device import device_named
 from .guarantee import Guarantee
 from .scoring.tasks import Tasks
 from .settings import RESULT, Evaluate

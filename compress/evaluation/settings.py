@@ -9,7 +9,7 @@ from pydantic import Field
 from ...models.text.settings import LENGTH_HELP, fitting_length
 from ...models.text.text_source import TextSource
 from ...runtime import EngineConfig
-from ...system.settings import PathText, RecipeModel
+from ...system.settings.recipe_model import PathText, RecipeModel
 
 # What a recipe calls the checkpoint that it makes.
 RESULT = "result"

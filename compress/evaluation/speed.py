@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...runtime import EngineConfig
-from ...system.device import device_named, free_memory
+from ...system.hardware.device import device_named, free_memory
 from ...system.progress import Progress
 from ..results.result import Load, Speed, Spread, TimePart
 from .settings import SpeedSettings

@@ -15,7 +15,7 @@ from ...models.directory.directory import ModelDirectory
 from ...models.directory.find import find_checkpoint
 from ...models.directory.inspection import inspect
 from ...system.errors import RuntimeProblem, SmeltError
-from ...system.run_directory import digest
+from ...system.storage.run_directory import digest
 from ..loaders.facts import facts_of_checkpoint
 from ..loaders.rules import loaders
 from ..results.result import Layer, Loader, ModelResult, Size, TrainingRecord

@@ -9,7 +9,7 @@ import torch
 from ...models.checkpoint.writer import Entry
 from ...quant.stored import awq
 from ...system.errors import Problem
-from ...system.tensor_files import TensorInfo
+from ...system.storage.tensor_files import TensorInfo
 from .dynamic import patterns
 from .source import Source, StoredLinear, for_each, in_block, scale_problems
 

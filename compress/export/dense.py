@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...models.checkpoint.writer import Entry
-from ...system.tensor_files import TensorInfo
+from ...system.storage.tensor_files import TensorInfo
 from .source import Source, StoredLinear
 
 

@@ -13,11 +13,11 @@ from ...models.directory.find import find_checkpoint
 from ...models.directory.layer_sizes import LAYER_SIZES
 from ...quant.stored.dense_weights import CACHE_SCALES
 from ...system.errors import SmeltError, nearest_name, raise_problems
-from ...system.files import write_text
-from ...system.machine import human_bytes
-from ...system.new_directory import RECORD, appearing, check_output
-from ...system.paths import named_path
+from ...system.hardware.machine import human_bytes
 from ...system.progress import Progress
+from ...system.storage.files import write_text
+from ...system.storage.new_directory import RECORD, appearing, check_output
+from ...system.storage.paths import named_path
 from .dense import dense_entries
 from .formats import TARGETS, ExportResult, ExportTarget, FileTarget
 from .source import Source

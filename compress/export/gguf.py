@@ -19,7 +19,7 @@ from ...models.directory.layer_sizes import LAYER_SIZES
 from ...runtime.decoder.architectures import DecoderSpec, spec_of
 from ...runtime.weights.checkpoint import Checkpoint
 from ...system.errors import Problem, SmeltError, raise_problems
-from ...system.machine import human_bytes
+from ...system.hardware.machine import human_bytes
 from ...system.progress import Progress
 from .gguf_architectures import ARCHITECTURES, Architecture, differences, shortcomings
 from .gguf_fields import fields_of

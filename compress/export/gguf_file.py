@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
-from ...system.files import disk_error
+from ...system.storage.files import disk_error
 
 # The first field after the architecture: it marks the file as ours, so that --fresh may replace it.
 WRITTEN_BY = {"general.quantized_by": "Smelt"}

@@ -11,7 +11,7 @@ from gguf import MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
 from torch import Tensor
 
 from ...runtime.decoder.architectures import DecoderSpec
-from ...runtime.decoder.rope import Rope
+from ...runtime.decoder.parts.rope import Rope
 from .gguf_architectures import Architecture
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"

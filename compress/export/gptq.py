@@ -11,7 +11,7 @@ import torch
 from ...models.checkpoint.writer import Entry
 from ...quant.stored import gptq
 from ...system.errors import Problem
-from ...system.tensor_files import TensorInfo
+from ...system.storage.tensor_files import TensorInfo
 from ...system.versions import versions
 from .dynamic import any_number, patterns
 from .source import Source, StoredLinear, for_each, in_block, scale_problems

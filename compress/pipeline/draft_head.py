@@ -21,14 +21,14 @@ from ...models.structure.open_model import OpenModel
 from ...quant.scheme import Scheme, resolve
 from ...quant.stored.compressed import open_dense
 from ...runtime.decoder.architectures import spec_of
-from ...system.device import device_named
 from ...system.errors import Problem, SmeltError, raise_problems
-from ...system.files import write_text
-from ...system.machine import available_memory, human_bytes
-from ...system.processes import Processes
+from ...system.hardware.device import device_named
+from ...system.hardware.machine import available_memory, human_bytes
+from ...system.hardware.resources import Cost, compute_dtype, human_time, matmul_rate
+from ...system.processes.process_group import Processes
 from ...system.progress import Progress
-from ...system.resources import Cost, compute_dtype, human_time, matmul_rate
-from ...system.run_directory import Output, digest
+from ...system.storage.files import write_text
+from ...system.storage.run_directory import Output, digest
 from ...system.versions import versions
 from ..evaluation.drafts import EvaluatedDrafter
 from ..evaluation.evaluate import measured

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from ...models.streaming.streamed import StreamedModel
 from ...quant.stored.compressed import CompressedModel
 from ...quant.stored.dense_weights import DenseWeights
-from ...system.activation_store import ActivationStore
 from ...system.errors import SmeltError
-from ...system.resources import release_freed_memory
+from ...system.hardware.resources import release_freed_memory
+from ...system.storage.activation_store import ActivationStore
 
 
 class Lockstep:

@@ -18,13 +18,13 @@ from ...models.structure.open_model import OpenModel
 from ...models.text.windows import fingerprint, recut
 from ...quant.stored.compressed import CompressedModel, open_dense
 from ...system.errors import Problem, RuntimeProblem, raise_problems
-from ...system.files import write_text
-from ...system.machine import available_memory
-from ...system.processes import Processes
+from ...system.hardware.machine import available_memory
+from ...system.hardware.resources import compute_dtype, return_memory_at_once
+from ...system.processes.process_group import Processes
 from ...system.progress import Progress
-from ...system.resources import compute_dtype, return_memory_at_once
-from ...system.run_directory import Output, digest
-from ...system.tensor_files import SafetensorsFile, save_tensors
+from ...system.storage.files import write_text
+from ...system.storage.run_directory import Output, digest
+from ...system.storage.tensor_files import SafetensorsFile, save_tensors
 from ...system.versions import versions
 from ..evaluation.drafts import EvaluatedDrafter
 from ..evaluation.evaluate import measured

@@ -21,11 +21,11 @@ from ...models.structure.open_model import OpenModel
 from ...models.text.text_source import TextSource
 from ...models.text.windows import Windows, calibration_windows, evaluation_windows
 from ...quant.stored.compressed import open_dense
-from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, ProblemsError, SmeltError
-from ...system.machine import available_memory, human_bytes
-from ...system.resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
-from ...system.run_directory import Output, digest
+from ...system.hardware.machine import available_memory, human_bytes
+from ...system.hardware.resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
+from ...system.storage.activation_store import BATCH_TOKENS
+from ...system.storage.run_directory import Output, digest
 from ...system.versions import versions
 from ..evaluation.problems import (
     device_problems,

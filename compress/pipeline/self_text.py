@@ -12,8 +12,8 @@ from ...models.directory.find import find_model
 from ...models.directory.layer_sizes import LAYER_SIZES
 from ...models.text.windows import Windows, fingerprint
 from ...system.progress import Progress
-from ...system.run_directory import digest
-from ...system.tensor_files import SafetensorsFile, save_tensors
+from ...system.storage.run_directory import digest
+from ...system.storage.tensor_files import SafetensorsFile, save_tensors
 from ...system.versions import versions
 from ..recipe.recipe import Recipe
 

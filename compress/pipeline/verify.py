@@ -17,9 +17,9 @@ from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...quant.stored.compressed import CompressedModel
 from ...system.errors import SmeltError
-from ...system.machine import available_memory, human_bytes
+from ...system.hardware.machine import available_memory, human_bytes
+from ...system.hardware.resources import release_freed_memory
 from ...system.progress import Progress
-from ...system.resources import release_freed_memory
 from ..verification.claims import LogitsClaim
 from ..verification.logits import logits_claim
 from .lockstep import Lockstep

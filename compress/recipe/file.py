@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ...system.errors import SmeltError, nearest_name
-from ...system.paths import irregular, named_path
-from ...system.variants import Variants
+from ...system.settings.variants import Variants
+from ...system.storage.paths import irregular, named_path
 from .yaml_document import DEEPEST, LARGEST_FILE, Document, Place, parse
 
 Settings = TypeVar("Settings", bound=BaseModel)

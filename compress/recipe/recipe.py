@@ -16,7 +16,7 @@ from ...distill.settings import Distill
 from ...models.steps.settings import StepSettings
 from ...models.text.settings import LENGTH_HELP, fitting_length
 from ...prune.steps.table import Prune
-from ...system.settings import PathText, RecipeModel, Seed
+from ...system.settings.recipe_model import PathText, RecipeModel, Seed
 from ..evaluation.settings import Evaluate
 from ..steps.settings import QuantizeSection
 from .file import load

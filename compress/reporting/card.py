@@ -12,7 +12,7 @@ from ...models.checkpoint.weights import CheckpointWeights
 from ...models.directory.directory import ModelDirectory
 from ...models.directory.layer_sizes import LAYER_SIZES
 from ...quant.stored.config import StoredSchemes
-from ...system.files import write_text
+from ...system.storage.files import write_text
 from ..loaders.rules import VLLM
 from ..results.report import ReportData
 from ..results.result import ModelResult

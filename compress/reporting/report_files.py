@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ...system.errors import SmeltError
-from ...system.files import write_text
-from ...system.paths import irregular, named_path
+from ...system.storage.files import write_text
+from ...system.storage.paths import irregular, named_path
 from ..results.report import SCHEMA, ReportData
 from .markdown import markdown
 from .page.page import page

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...system.machine import human_bytes
+from ...system.hardware.machine import human_bytes
 from .result import Machine, Speed
 
 # Weights that may fit in a processor's caches.

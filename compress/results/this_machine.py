@@ -7,7 +7,7 @@ import platform
 
 import psutil
 
-from ...system.machine import processor_name
+from ...system.hardware.machine import processor_name
 from .result import Machine
 
 # The size of memory is reported a little differently after a system's update.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ...system.machine import human_bytes
+from ...system.hardware.machine import human_bytes
 from .result import Change, Interval, Spread, TaskChange
 
 WITHIN_NOISE = "within noise"

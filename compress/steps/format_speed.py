@@ -13,9 +13,9 @@ from ...quant.scheme import Scheme
 from ...runtime.decoder.architectures import spec_of
 from ...runtime.measure.step_time import linear_seconds, step_seconds
 from ...system.errors import RuntimeProblem, SmeltError
-from ...system.machine import available_memory
-from ...system.measurement_cache import Kept
+from ...system.hardware.machine import available_memory
 from ...system.progress import Progress
+from ...system.storage.measurement_cache import Kept
 from ...system.versions import versions
 from ..results.this_machine import this_machine
 

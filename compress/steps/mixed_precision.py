@@ -20,12 +20,12 @@ from ...quant.mixed.sensitivity import Roundings, SensitivityInputs, fisher_loss
 from ...quant.scheme import Scheme, resolve
 from ...quant.settings.auto_scheme import PostTrainingQuantizeAuto
 from ...quant.settings.methods import TransformChoice
-from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, SmeltError
-from ...system.machine import human_bytes
-from ...system.measurement_cache import Kept
-from ...system.resources import Cost, compute_dtype
-from ...system.run_directory import digest
+from ...system.hardware.machine import human_bytes
+from ...system.hardware.resources import Cost, compute_dtype
+from ...system.storage.activation_store import BATCH_TOKENS
+from ...system.storage.measurement_cache import Kept
+from ...system.storage.run_directory import digest
 from ...system.versions import versions
 from .format_speed import StepTimes, step_times
 

@@ -36,8 +36,8 @@ from ...quant.scheme import Scheme, cache_args, resolve
 from ...quant.stored.kv_cache import takes_cache
 from ...quant.transforms import TRANSFORMS
 from ...system.errors import Problem, SmeltError, raise_problems
-from ...system.machine import human_bytes
-from ...system.resources import Cost
+from ...system.hardware.machine import human_bytes
+from ...system.hardware.resources import Cost
 from .mixed_precision import MixedPrecision
 from .quantize_cost import RoundingCost
 from .quantized_checkpoint import embedding_tables, write_quantized

@@ -11,8 +11,8 @@ from ...models.structure.open_model import OpenModel
 from ...quant.blockwise.apply_transforms import Transforms
 from ...quant.blockwise.assignment import Treatment
 from ...quant.blockwise.embedding import SLICE, embedding_key
-from ...system.activation_store import BATCH_TOKENS
-from ...system.resources import Cost, compute_dtype
+from ...system.hardware.resources import Cost, compute_dtype
+from ...system.storage.activation_store import BATCH_TOKENS
 
 
 class RoundingCost:

@@ -16,7 +16,7 @@ from ...quant.blockwise.embedding import EMBEDDING, embedding_key
 from ...quant.scheme import Scheme
 from ...quant.stored.config import quantization_config
 from ...quant.stored.dense_weights import CACHE_SCALES
-from ...system.tensor_files import SafetensorsFile
+from ...system.storage.tensor_files import SafetensorsFile
 
 # Of several schemes, transformers applies to experts the one whose targets have a pattern that names them.
 _EXPERTS = r"re:.*\.experts\.\d+\..*"

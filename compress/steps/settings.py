@@ -10,7 +10,7 @@ from ...distill.settings import TrainQuantized
 from ...quant.settings import auto_scheme, quantize
 from ...quant.settings.auto_scheme import scheme_or_auto
 from ...quant.settings.methods import AUTO
-from ...system.variants import Variants
+from ...system.settings.variants import Variants
 
 _TRAIN = "Quantization-aware training, starting from the rounded model; default: none."
 _NAMED = "one scheme"

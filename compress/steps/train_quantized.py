@@ -28,7 +28,7 @@ from ...quant.stored.kv_cache import KVRounding, RoundedCache, caches_of
 from ...quant.training.qat import QatLinear, latent_start, stored_grid
 from ...quant.transforms.links import as_rows
 from ...quant.zeros import not_pruned
-from ...system.tensor_files import SafetensorsFile, TensorInfo
+from ...system.storage.tensor_files import SafetensorsFile, TensorInfo
 
 
 class QuantizedTraining:

@@ -10,7 +10,7 @@ from ...models.directory.directory import ModelDirectory
 from ...models.directory.find import find_model
 from ...system.errors import SmeltError
 from ...system.progress import Progress
-from ...system.run_directory import Output
+from ...system.storage.run_directory import Output
 from ..evaluation.evaluate import measured
 from ..evaluation.measure import Evaluation
 from ..evaluation.scoring.tasks import Tasks

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ...system.errors import SmeltError
-from ...system.files import read_json, write_text
+from ...system.storage.files import read_json, write_text
 from ..results.report import ReportData
 from ..results.result import Machine
 

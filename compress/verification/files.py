@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...system.errors import SmeltError
-from ...system.files import check_regular
-from ...system.tensor_files import SafetensorsFile
+from ...system.storage.files import check_regular
+from ...system.storage.tensor_files import SafetensorsFile
 from .claims import RECORD, FileClaim
 from .finding import Finding
 from .signature import SIGNATURE

@@ -14,9 +14,9 @@ from torch import Tensor
 from ...models.directory.find import find_checkpoint
 from ...models.directory.inspection import inspect
 from ...system.errors import SmeltError
-from ...system.files import read_json
-from ...system.machine import available_memory, human_bytes
-from ...system.resources import release_freed_memory
+from ...system.hardware.machine import available_memory, human_bytes
+from ...system.hardware.resources import release_freed_memory
+from ...system.storage.files import read_json
 from .claims import LogitsClaim
 from .finding import Finding
 

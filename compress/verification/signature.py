@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...system.errors import SmeltError
-from ...system.files import check_regular
+from ...system.storage.files import check_regular
 from .finding import Finding
 
 SIGNATURE = "smelt.json.minisig"

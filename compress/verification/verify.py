@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...models.directory.find import find_checkpoint
-from ...system.paths import named_path
+from ...system.storage.paths import named_path
 from .claims import RECORD, Claims
 from .files import check_files
 from .finding import Finding

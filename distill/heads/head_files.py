@@ -13,8 +13,8 @@ from ...quant.grid import Grid, shared_scale
 from ...quant.rounding.nearest import nearest
 from ...quant.scheme import Scheme
 from ...quant.stored.config import quantization_config
-from ...system.files import disk_error, write_text
-from ...system.tensor_files import save_tensors
+from ...system.storage.files import disk_error, write_text
+from ...system.storage.tensor_files import save_tensors
 from .head_module import HeadModule, HeadShape
 
 # Those that NVFP4 rounds with one scale, as the runtime multiplies them together.

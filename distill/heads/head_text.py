@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ...system.errors import SmeltError
-from ...system.files import disk_error
 from ...system.progress import Progress
+from ...system.storage.files import disk_error
 from ..run.text_writer import Writer
 from ..run.training_text import WindowsFile, training_windows
 from ..settings import Training

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...system.errors import SmeltError
-from ...system.files import disk_error
 from ...system.progress import Progress
+from ...system.storage.files import disk_error
 from ..losses.chunked import rows_at_once
 from ..losses.probabilities import most_likely
 from .student import WholeModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...system.processes import Processes
+from ...system.processes.process_group import Processes
 from ..training.sharded import Sharding, SpreadOver
 from .arrangement import Arrangement
 

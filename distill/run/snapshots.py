@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ...system.errors import SmeltError
-from ...system.files import write_text
-from ...system.tensor_files import SafetensorsFile, save_tensors
+from ...system.storage.files import write_text
+from ...system.storage.tensor_files import SafetensorsFile, save_tensors
 from ..training.optimizer import Rows, Saved
 from ..training.sharded import Sharding
 

@@ -10,8 +10,8 @@ from ...models.checkpoint.writer import Entry, write_checkpoint
 from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord, StepTraining
 from ...models.structure.open_model import OpenModel
 from ...system.errors import raise_problems
-from ...system.machine import human_bytes
-from ...system.resources import Cost
+from ...system.hardware.machine import human_bytes
+from ...system.hardware.resources import Cost
 from ..settings import Distill
 from .checks import step_training, teacher_of, training_problems
 from .student import WholeModel, begin_anew

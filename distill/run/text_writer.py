@@ -12,8 +12,8 @@ from torch import Tensor
 from ...runtime.engine.engine import Engine
 from ...runtime.engine.setup.config import EngineConfig
 from ...runtime.requests.params import SamplingParams
-from ...system.device import give_back
 from ...system.errors import RuntimeProblem, SmeltError
+from ...system.hardware.device import give_back
 
 # The engine's steps: prompts are short, and all sequences run at once.
 _MOST_TOGETHER = 64

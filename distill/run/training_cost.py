@@ -6,7 +6,7 @@ import math
 
 from ...models.steps.step import RunContext
 from ...models.structure.open_model import OpenModel
-from ...system.resources import Cost, compute_dtype
+from ...system.hardware.resources import Cost, compute_dtype
 from ..losses.chunked import rows_at_once
 from ..settings import Training
 from .training_parts import TrainingPlace

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...system.files import write_text
+from ...system.storage.files import write_text
 from ..training.trainer import StepMetrics
 
 # How often the table is written, in seconds.

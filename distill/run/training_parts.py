@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ...models.structure.open_model import OpenModel
 from ...system.errors import SmeltError
-from ...system.processes import Processes
+from ...system.processes.process_group import Processes
 from ...system.progress import Progress
-from ...system.tensor_files import save_tensors
+from ...system.storage.tensor_files import save_tensors
 from ..settings import Training
 from ..training.batches import TrainingBatch
 from ..training.sharded import Sharding

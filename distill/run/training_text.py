@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ...models.text.text_source import TextSource
 from ...models.text.windows import beginning, token_pieces
-from ...system.files import disk_error
 from ...system.progress import Progress
+from ...system.storage.files import disk_error
 
 # At most one window in this many is held out.
 _KEPT_SHARE, _MOST_KEPT = 20, 16

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...system.files import disk_error
 from ...system.progress import Progress
+from ...system.storage.files import disk_error
 from ..settings import TrainingText
 from ..training.batches import TrainingBatch
 from .student import WholeModel

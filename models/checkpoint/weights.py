@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ...system.errors import SmeltError
-from ...system.files import read_json
-from ...system.tensor_files import SafetensorsFile, TensorInfo
+from ...system.storage.files import read_json
+from ...system.storage.tensor_files import SafetensorsFile, TensorInfo
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

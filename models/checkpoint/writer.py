@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ...system.files import disk_error, write_text
-from ...system.tensor_files import TensorInfo, write_safetensors
+from ...system.storage.files import disk_error, write_text
+from ...system.storage.tensor_files import TensorInfo, write_safetensors
 
 SHARD_BYTES = 4_000_000_000
 Entry = tuple[str, TensorInfo, Callable[[], Tensor]]

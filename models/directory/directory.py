@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...system.errors import SmeltError
-from ...system.files import check_regular, read_json
+from ...system.storage.files import check_regular, read_json
 from ..checkpoint.weights import CheckpointWeights
 from .config_checks import config_problem, is_token_id, raw_problem
 from .layer_sizes import LAYER_SIZES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...system.errors import SmeltError, nearest_name
-from ...system.paths import named_path
+from ...system.storage.paths import named_path
 from .directory import ModelDirectory
 
 _BUILTIN = Path(__file__).parents[1] / "builtin"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...system.errors import SmeltError
-from ...system.machine import human_bytes
+from ...system.hardware.machine import human_bytes
 from ..checkpoint.stored_shapes import METHODS, PARTS, WORDS
 from ..checkpoint.weights import CheckpointWeights
 from .directory import ModelDirectory

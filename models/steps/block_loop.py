@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from ...system.activation_store import ActivationStore
-from ...system.device import on
+from ...system.hardware.device import on
+from ...system.hardware.resources import release_freed_memory
 from ...system.progress import Progress
-from ...system.resources import release_freed_memory
+from ...system.storage.activation_store import ActivationStore
 from ..streaming.backward import KeptPass
 from ..streaming.streamed import Changes, StreamedModel
 from ..structure.open_model import OpenModel

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...system.files import write_text
-from ...system.processes import Processes
-from ...system.tensor_files import SafetensorsFile, save_tensors
+from ...system.processes.process_group import Processes
+from ...system.storage.files import write_text
+from ...system.storage.tensor_files import SafetensorsFile, save_tensors
 from .record import LayerRecord
 
 

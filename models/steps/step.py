@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...system.errors import Problem
-from ...system.processes import Processes
+from ...system.hardware.resources import Cost
+from ...system.processes.process_group import Processes
 from ...system.progress import Progress
-from ...system.resources import Cost
 from ..structure.open_model import OpenModel
 
 

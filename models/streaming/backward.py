@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ...system.activation_store import ActivationStore
+from ...system.storage.activation_store import ActivationStore
 from .streamed import HeadFunction, StreamedModel, head_batches
 
 

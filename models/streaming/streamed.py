@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ...system.activation_store import ActivationStore
 from ...system.progress import Progress
+from ...system.storage.activation_store import ActivationStore
 from ..checkpoint.weights import Weights
 from ..structure.block_calls import (
     BlockCall,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...system.tensor_files import TensorInfo
+from ...system.storage.tensor_files import TensorInfo
 from ..checkpoint.weights import Weights
 from .open_model import OpenModel
 

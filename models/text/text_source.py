@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...system.errors import SmeltError
-from ...system.paths import irregular, named_path
+from ...system.storage.paths import irregular, named_path
 
 _BUILTIN = Path(__file__).parents[1] / "builtin" / "corpus"
 # Bytes read at once; also how much of a text's beginning identifies it.

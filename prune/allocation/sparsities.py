@@ -23,8 +23,8 @@ from ...quant.mixed.format_units import Unit
 from ...quant.mixed.sensitivity import Changes, SensitivityInputs, fisher_losses
 from ...quant.sparsity import keep_share
 from ...quant.transforms.links import weight_rows
-from ...system.activation_store import ActivationStore
-from ...system.processes import Processes
+from ...system.processes.process_group import Processes
+from ...system.storage.activation_store import ActivationStore
 from ..score.weights import wanda
 from .owl import by_outliers, outlier_share
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ...models.streaming.streamed import HeadFunction
-from ...system.activation_store import ActivationStore
+from ...system.storage.activation_store import ActivationStore
 from .influence import Influence
 from .next_token_loss import next_token_loss
 

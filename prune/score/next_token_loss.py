@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ...models.streaming.streamed import HeadFunction, head_batches
-from ...system.activation_store import ActivationStore
+from ...system.storage.activation_store import ActivationStore
 
 
 def next_token_loss(head: HeadFunction, store: ActivationStore, tokens: Tensor) -> tuple[float, int]:

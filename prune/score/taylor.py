@@ -15,7 +15,7 @@ from ...models.steps.step import RunContext
 from ...models.streaming.backward import KeptPass
 from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
-from ...system.activation_store import ActivationStore
+from ...system.storage.activation_store import ActivationStore
 from ..structure.axes import Axis
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ...system.settings import RecipeModel
-from ...system.variants import Elsewhere, Needed
+from ...system.settings.recipe_model import RecipeModel
+from ...system.settings.variants import Elsewhere, Needed
 from .base import Multiple, PruneBase, Share
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from ...models.steps.settings import StepSettings
 from ...quant.settings.guard import Guard
-from ...system.variants import Elsewhere, Variant
+from ...system.settings.variants import Elsewhere, Variant
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ...system.variants import Elsewhere
+from ...system.settings.variants import Elsewhere
 from .base import Count, GuardedPrune, Multiple, Share
 
 

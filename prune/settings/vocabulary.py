@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ...system.settings import PathText
-from ...system.variants import Needed
+from ...system.settings.recipe_model import PathText
+from ...system.settings.variants import Needed
 from .base import PruneBase
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ...quant.pattern import Pattern
 from ...quant.settings.targets import compiled_patterns
-from ...system.variants import Elsewhere, Needed
+from ...system.settings.variants import Elsewhere, Needed
 from .base import GuardedPrune, Share
 
 _LINEARS = Elsewhere("targets and ignore are only for single weights, not for {variant}; remove {name}")

@@ -19,9 +19,9 @@ from ...quant.transforms.rotated_model import RotationError
 from ...runtime.decoder.architectures import spec_of
 from ...runtime.measure.shape_time import decode_seconds
 from ...system.errors import Problem, ProblemsError, RuntimeProblem, SmeltError
-from ...system.processes import Processes
+from ...system.hardware.resources import Cost, compute_dtype
+from ...system.processes.process_group import Processes
 from ...system.progress import Progress
-from ...system.resources import Cost, compute_dtype
 from ..search import TRIED, ShapeSearch
 from ..settings.auto import PruneAuto
 from ..settings.base import PruneBase

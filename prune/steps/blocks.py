@@ -17,11 +17,11 @@ from ...models.steps.smaller_model import last_hidden, write_model
 from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel
 from ...models.structure.open_model import OpenModel
-from ...system.activation_store import BATCH_TOKENS, ActivationStore
-from ...system.device import on
 from ...system.errors import Problem, ProblemsError, SmeltError
-from ...system.machine import human_bytes
-from ...system.resources import Cost, compute_dtype
+from ...system.hardware.device import on
+from ...system.hardware.machine import human_bytes
+from ...system.hardware.resources import Cost, compute_dtype
+from ...system.storage.activation_store import BATCH_TOKENS, ActivationStore
 from ..score.blocks import BLOCK_SCORES, BlockScore
 from ..settings.blocks import PruneBlocks, PruneParts
 from ..structure.drop_blocks import drop_blocks

@@ -17,11 +17,11 @@ from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
 from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.structure.open_model import OpenModel
-from ...system.activation_store import ActivationStore
 from ...system.errors import Problem, ProblemsError, SmeltError
-from ...system.machine import human_bytes
-from ...system.resources import Cost
-from ...system.tensor_files import SafetensorsFile
+from ...system.hardware.machine import human_bytes
+from ...system.hardware.resources import Cost
+from ...system.storage.activation_store import ActivationStore
+from ...system.storage.tensor_files import SafetensorsFile
 from ..score.experts import EXPERT_SCORES, ExpertFacts
 from ..score.taylor import first_order
 from ..settings.experts import PruneExperts

@@ -22,11 +22,11 @@ from ...models.structure.untied_head import with_untied_head
 from ...quant.transforms.links import norm_offset
 from ...quant.transforms.rotated_model import ModelRotation, Residual, RotationError, rotated
 from ...quant.transforms.rotation import Rotation
-from ...system.device import on
 from ...system.errors import Problem, ProblemsError, SmeltError
-from ...system.machine import human_bytes
-from ...system.resources import Cost
-from ...system.tensor_files import SafetensorsFile, save_tensors
+from ...system.hardware.device import on
+from ...system.hardware.machine import human_bytes
+from ...system.hardware.resources import Cost
+from ...system.storage.tensor_files import SafetensorsFile, save_tensors
 from ..score.hidden import HIDDEN_SCORES, HiddenFacts, watch_norms
 from ..settings.hidden import PruneHidden
 from ..structure import axes

@@ -18,7 +18,7 @@ from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.block_passes import BlockPasses
 from ...quant.layer_stats import LayerStats
 from ...quant.transforms.links import as_rows
-from ...system.activation_store import ActivationStore
+from ...system.storage.activation_store import ActivationStore
 
 
 class LinearPruner(BlockJob):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
-from ...system.activation_store import BATCH_TOKENS
-from ...system.resources import Cost, compute_dtype
+from ...system.hardware.resources import Cost, compute_dtype
+from ...system.storage.activation_store import BATCH_TOKENS
 
 
 def scoring_cost(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ...quant.pattern import Pattern
 from ...system.errors import nearest_name
 from ...system.lazy import later
-from ...system.variants import Variants
+from ...system.settings.variants import Variants
 from ..settings.auto import PruneAuto
 from ..settings.base import PruneBase
 from ..settings.blocks import PruneBlocks, PruneParts

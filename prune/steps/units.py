@@ -20,11 +20,11 @@ from ...quant.blockwise.group_quantizer import reached_notes
 from ...quant.blockwise.guard import LayerGuard
 from ...quant.layer_stats import LayerStats, output_error
 from ...quant.transforms.links import as_rows, weight_rows
-from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, ProblemsError, SmeltError
-from ...system.machine import human_bytes
-from ...system.resources import Cost, compute_dtype
-from ...system.tensor_files import SafetensorsFile
+from ...system.hardware.machine import human_bytes
+from ...system.hardware.resources import Cost, compute_dtype
+from ...system.storage.activation_store import BATCH_TOKENS
+from ...system.storage.tensor_files import SafetensorsFile
 from ..allocation.unit_sizes import MOST_LEVELS, shared_out_units, worst_case_units
 from ..score.taylor import first_order
 from ..score.units import UNIT_SCORES, UnitFacts

@@ -14,8 +14,8 @@ from ...models.structure.open_model import OpenModel
 from ...models.text.text_source import TextSource
 from ...models.text.windows import used_tokens
 from ...system.errors import Problem, ProblemsError, SmeltError
-from ...system.machine import human_bytes
-from ...system.resources import Cost
+from ...system.hardware.machine import human_bytes
+from ...system.hardware.resources import Cost
 from ..settings.vocabulary import PruneVocabulary
 from ..structure.axes import vocabulary
 from ..structure.slice_width import slice_width

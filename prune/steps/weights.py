@@ -21,11 +21,11 @@ from ...quant.pattern import Pattern
 from ...quant.rounding.options.gptq import AT_A_TIME
 from ...quant.sparsity import keep_share
 from ...quant.transforms.links import as_rows
-from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, SmeltError, raise_problems
-from ...system.machine import human_bytes
-from ...system.resources import Cost, compute_dtype
-from ...system.tensor_files import SafetensorsFile
+from ...system.hardware.machine import human_bytes
+from ...system.hardware.resources import Cost, compute_dtype
+from ...system.storage.activation_store import BATCH_TOKENS
+from ...system.storage.tensor_files import SafetensorsFile
 from ..allocation.sparsities import LEVELS, shared_out
 from ..score.weights import WEIGHT_SCORES
 from ..settings.weights import PrunePattern, PruneWeights

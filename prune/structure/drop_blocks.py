@@ -16,7 +16,7 @@ from ...models.directory.layer_sizes import LAYER_SIZES, config_fields
 from ...models.structure.open_model import OpenModel
 from ...models.structure.skeleton import Skeleton
 from ...system.errors import SmeltError
-from ...system.tensor_files import TensorInfo
+from ...system.storage.tensor_files import TensorInfo
 from ..update.merge import merged
 
 # Field of config.json: the remaining parts of each block, if parts were removed (removable.py).

@@ -14,7 +14,7 @@ from ...models.directory.experts import SplitExperts
 from ...models.structure.open_model import OpenModel
 from ...models.structure.skeleton import Skeleton
 from ...system.errors import SmeltError
-from ...system.tensor_files import TensorInfo
+from ...system.storage.tensor_files import TensorInfo
 
 # Configuration fields of the number of routed experts per layer.
 _NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

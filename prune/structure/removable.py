@@ -19,7 +19,7 @@ from ...models.streaming.streamed import StreamedModel
 from ...models.structure.attention import cached_attention
 from ...models.structure.open_model import OpenModel
 from ...system.errors import SmeltError
-from ...system.tensor_files import TensorInfo
+from ...system.storage.tensor_files import TensorInfo
 from . import axes
 from .drop_blocks import LAYER_PARTS, can_lose, drop_blocks
 

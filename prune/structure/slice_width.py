@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...models.checkpoint.weights import Weights
 from ...models.structure.open_model import OpenModel
-from ...system.tensor_files import SafetensorsFile, TensorInfo
+from ...system.storage.tensor_files import SafetensorsFile, TensorInfo
 from .axes import Axis, Span
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers.pre_tokenizers import ByteLevel
 
 from ...system.errors import SmeltError
-from ...system.files import write_text
+from ...system.storage.files import write_text
 
 # Other files with the whole vocabulary, which would contradict tokenizer.json.
 _STALE = (

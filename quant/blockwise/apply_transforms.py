@@ -12,7 +12,7 @@ from ...models.steps.step import RunContext
 from ...models.structure.anatomy import SharedInput
 from ...models.structure.open_model import OpenModel
 from ...system.errors import Problem, SmeltError
-from ...system.resources import Cost
+from ...system.hardware.resources import Cost
 from ..layer_stats import LayerStats
 from ..scheme import Scheme
 from ..settings.methods import TransformChoice

@@ -20,8 +20,8 @@ from ...models.directory.experts import shown_all_tokens
 from ...models.streaming.streamed import HeadFunction
 from ...models.structure.anatomy import BlockAnatomy, SharedInput, Tail
 from ...models.structure.block_calls import BlockCall
-from ...system.activation_store import ActivationStore
-from ...system.processes import Processes
+from ...system.processes.process_group import Processes
+from ...system.storage.activation_store import ActivationStore
 from ..layer_stats import SAMPLE_ROWS, LayerStats, StatsCollector
 from ..transforms.links import weight_rows
 from .unrounded import UnroundedInputs, add_compared

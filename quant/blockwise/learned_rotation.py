@@ -17,10 +17,10 @@ from ...models.steps.parts import block_files, load_part
 from ...models.steps.step import RunContext
 from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
-from ...system.activation_store import ActivationStore
-from ...system.processes import Processes
-from ...system.resources import Cost
-from ...system.tensor_files import save_tensors
+from ...system.hardware.resources import Cost
+from ...system.processes.process_group import Processes
+from ...system.storage.activation_store import ActivationStore
+from ...system.storage.tensor_files import save_tensors
 from ..layer_stats import SAMPLE_ROWS, LayerStats
 from ..transforms.learned_rotation import learn_rotation
 from ..transforms.links import weight_rows

@@ -19,8 +19,8 @@ from ...models.steps.record import LayerRecord
 from ...models.steps.step import RunContext
 from ...models.structure.anatomy import BlockAnatomy, SharedInput
 from ...models.structure.open_model import LinearFacts, OpenModel
-from ...system.activation_store import ActivationStore
-from ...system.resources import release_freed_memory
+from ...system.hardware.resources import release_freed_memory
+from ...system.storage.activation_store import ActivationStore
 from ..activations import ActivationRounding, quantize_inputs
 from ..grid import shared_scale
 from ..layer_stats import LayerStats

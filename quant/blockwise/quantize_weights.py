@@ -19,8 +19,8 @@ from ...models.steps.record import LayerRecord
 from ...models.steps.step import RunContext
 from ...models.structure.anatomy import BlockAnatomy
 from ...models.structure.open_model import OpenModel
-from ...system.device import on
-from ...system.resources import release_freed_memory
+from ...system.hardware.device import on
+from ...system.hardware.resources import release_freed_memory
 from ..grid import Grid, shared_scale
 from ..layer_stats import squared_error
 from ..stored.compressed_tensors import join_rows, restore

@@ -11,8 +11,8 @@ from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 
 from ...models.structure.block_calls import BlockCall
-from ...system.activation_store import ActivationStore
-from ...system.processes import Processes
+from ...system.processes.process_group import Processes
+from ...system.storage.activation_store import ActivationStore
 from ..activations import rounded_inputs
 from ..layer_stats import StatsCollector
 

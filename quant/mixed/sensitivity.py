@@ -24,9 +24,9 @@ from ...models.steps.parts import Measured, block_files, load_data
 from ...models.streaming.backward import KeptPass
 from ...models.streaming.streamed import HeadFunction, StreamedModel, head_batches
 from ...models.structure.open_model import OpenModel
-from ...system.activation_store import ActivationStore
-from ...system.processes import Processes
+from ...system.processes.process_group import Processes
 from ...system.progress import Progress
+from ...system.storage.activation_store import ActivationStore
 from ..activations import ActivationRounding, quantize_inputs
 from ..blockwise.assignment import Treatment, alike
 from ..blockwise.block_passes import BlockPasses, observe_head

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from ...system.machine import human_bytes
-from ...system.settings import RecipeModel
-from ...system.variants import Elsewhere, Needed
+from ...system.hardware.machine import human_bytes
+from ...system.settings.recipe_model import RecipeModel
+from ...system.settings.variants import Elsewhere, Needed
 from .. import scheme_names as schemes
 from .methods import AUTO, SchemeField
 from .quantize import PostTrainingQuantize, QuantizeBase

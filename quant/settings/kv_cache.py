@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from ...system.settings import RecipeModel
+from ...system.settings.recipe_model import RecipeModel
 from ..cache_types import BY_NAME, CHOICES
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-from ...system.settings import Chosen, choice_schema, one_of
+from ...system.settings.recipe_model import Chosen, choice_schema, one_of
 from .. import scheme_names as schemes
 from ..rounding import METHODS
 from ..transforms import TRANSFORMS

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ...models.steps.settings import StepSettings
-from ...system.variants import Elsewhere, Variant
+from ...system.settings.variants import Elsewhere, Variant
 from .. import scheme_names as schemes
 from .guard import Guard
 from .kv_cache import KvCacheField

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ...system.settings import RecipeModel
+from ...system.settings.recipe_model import RecipeModel
 from .. import scheme_names as schemes
 from .methods import RoundingField, SchemeField
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...models.checkpoint.stored_shapes import restored_shape
 from ...models.checkpoint.weights import CheckpointWeights
-from ...system.tensor_files import TensorInfo
+from ...system.storage.tensor_files import TensorInfo
 from ..scheme import Scheme
 from .compressed_tensors import restore
 

@@ -14,7 +14,7 @@ from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor
 
 from ...models.structure.block_calls import BlockCall
-from ...system.processes import Processes
+from ...system.processes.process_group import Processes
 from ..activations import ActivationRounding, straight_through
 from ..row_rounding import cache_rounding
 

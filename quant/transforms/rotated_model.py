@@ -15,7 +15,7 @@ from ...models.checkpoint.weights import Weights
 from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import with_untied_head
 from ...system.errors import SmeltError
-from ...system.tensor_files import TensorInfo
+from ...system.storage.tensor_files import TensorInfo
 from .links import as_rows, links_of
 from .residual import BlockResidual, OuterResidual, find_block_residual, find_outer_residual, folded_norm
 from .rotation import Rotation

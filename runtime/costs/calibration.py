@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from ...system.errors import RuntimeProblem
-from ...system.files import read_json, write_text
+from ...system.storage.files import read_json, write_text
 from .fitted import ALWAYS, FittedCost, features, kernel_of, nearest_kernel
 from .model_size import ModelSize
 from .work import StepWork

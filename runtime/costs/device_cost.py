@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...system.errors import RuntimeProblem
-from ...system.machine import cache_directory, processor_name
+from ...system.hardware.machine import cache_directory, processor_name
 from ..devices.device import Constant, Device, load_device
 from .calibration import Calibration
 from .model_size import ModelSize

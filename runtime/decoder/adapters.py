@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...models.structure.lora import Adapter, LowRank
 from ...system.errors import Problem, RuntimeProblem, raise_problems
-from ...system.machine import human_bytes
+from ...system.hardware.machine import human_bytes
 from .linears.linear import Linear
 
 _SHOWN = 6

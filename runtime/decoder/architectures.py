@@ -9,7 +9,7 @@ from typing import Any
 
 from ...models.directory.layer_sizes import LAYER_SIZES, layer_configs
 from ...system.errors import RuntimeProblem, SmeltError
-from .rope import Rope
+from .parts.rope import Rope
 
 
 @dataclass(frozen=True)

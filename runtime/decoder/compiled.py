@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ..heads import Heads
 from ..weights.matrix import Matrix
-from .batch import Batch
-from .kv_cache import KeysValues
 from .linears.linear import DenseLinear, Linear
-from .operators import Attention, FeedForward, Operators, Rotation, RunLayers
+from .parts.batch import Batch
+from .parts.kv_cache import KeysValues
+from .parts.operators import Attention, FeedForward, Operators, Rotation, RunLayers
 
 # The current step; operators that compiled code calls take only tensors and numbers.
 _STEPS: list[tuple[KeysValues, Batch]] = []

@@ -12,16 +12,16 @@ from ..heads import Heads
 from ..weights.layout import Ranges
 from .adapters import AdaptedLinear, AdapterTarget, StepRows
 from .architectures import DecoderSpec, LayerSpec, Names
-from .batch import Batch
-from .draft_inputs import JoinedInputs
-from .expert_parallel import DividedExperts
-from .feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
-from .kv_cache import KeysValues
-from .layer_order import stages_of
 from .linears.linear import Linear
 from .loader import DecoderLoader, shifted
-from .operators import Experts, FeedForward, LayerParts, Rowwise
-from .sharded import SummedFeedForward
+from .parallel.expert_parallel import DividedExperts
+from .parallel.sharded import SummedFeedForward
+from .parts.batch import Batch
+from .parts.draft_inputs import JoinedInputs
+from .parts.feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
+from .parts.kv_cache import KeysValues
+from .parts.layer_order import stages_of
+from .parts.operators import Experts, FeedForward, LayerParts, Rowwise
 
 
 class DecoderLayer:

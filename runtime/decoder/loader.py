@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...system.errors import RuntimeProblem
-from ...system.pages import in_large_pages
+from ...system.hardware.pages import in_large_pages
 from ..heads import Heads
 from ..parallel.ranks import Ranks
 from ..weights.checkpoint import Checkpoint
@@ -19,11 +19,11 @@ from ..weights.layout import Cut, Layout, Ranges
 from ..weights.live_weights import LiveWeights
 from ..weights.matrix import Matrix, see_the_same, stacked
 from .architectures import DecoderSpec
-from .context_parallel import ContextAttention
 from .linears.linear import Linear, SideBySide
 from .linears.token_table import TokenTable
-from .operators import Attention, Operators, Rowwise
-from .sharded import DividedTable, JoinedLinear, SummedLinear
+from .parallel.context_parallel import ContextAttention
+from .parallel.sharded import DividedTable, JoinedLinear, SummedLinear
+from .parts.operators import Attention, Operators, Rowwise
 
 # Outputs that kernels multiply together, at most.
 _KERNELS_UNIT = 64

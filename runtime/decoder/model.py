@@ -20,18 +20,18 @@ from ..weights.live_weights import LiveWeights
 from ..weights.offload import LayersStream, OffloadedLayers
 from .adapters import Adapters, StepRows
 from .architectures import spec_of
-from .batch import Batch, Run
-from .context_parallel import ContextBatch
-from .draft_inputs import AuxStates
-from .kv_cache import KeysValues
 from .layer import DecoderLayer
 from .linears.linear import Linear
 from .linears.token_table import TokenTable
 from .loader import DecoderLoader
-from .operators import Operators, Rotation, Rowwise, Stack
-from .pipeline import Result, pieces_of, pipelined
-from .rope import Rotations
-from .sharded import DividedTable
+from .parallel.context_parallel import ContextBatch
+from .parallel.pipeline import Result, pieces_of, pipelined
+from .parallel.sharded import DividedTable
+from .parts.batch import Batch, Run
+from .parts.draft_inputs import AuxStates
+from .parts.kv_cache import KeysValues
+from .parts.operators import Operators, Rotation, Rowwise, Stack
+from .parts.rope import Rotations
 
 
 class Model:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from .batch import Run
 from .model import Model
+from .parts.batch import Run
 
 _BLOCK = 16
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..cache_types import BY_KIND, cache_type_of
-from ..decoder.kv_cache import Rules
+from ..decoder.parts.kv_cache import Rules
 from ..kernels.rows.cached import LayerCache, layer_cache, restored, rotation
 from ..weights.matrix import bits
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..decoder.batch import Batch
+from ..decoder.parts.batch import Batch
 from ..kernels.attention.attend_prompts import work_of
 from ..kernels.attention.flash import Runs
 from ..kernels.rows.rotate_and_store import RotaryTables

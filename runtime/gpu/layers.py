@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decoder.attention import attend
-from ..decoder.batch import Batch
-from ..decoder.draft_inputs import AuxStates, JoinedInputs
-from ..decoder.feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
-from ..decoder.layer_order import Branch, stages_of
-from ..decoder.operators import LayerParts, Rotation
-from ..decoder.rope import rotate
+from ..decoder.parts.attention import attend
+from ..decoder.parts.batch import Batch
+from ..decoder.parts.draft_inputs import AuxStates, JoinedInputs
+from ..decoder.parts.feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
+from ..decoder.parts.layer_order import Branch, stages_of
+from ..decoder.parts.operators import LayerParts, Rotation
+from ..decoder.parts.rope import rotate
 from ..fusions import Fusions
 from ..kernels.attention.attend_prompts import attend_prompts
 from ..kernels.attention.attend_tokens import Storing, attend_tokens, may_store

@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from ...system.device import on
-from ..decoder.batch import Run
+from ...system.hardware.device import on
 from ..decoder.model import Model
+from ..decoder.parts.batch import Run
 from ..kernels.base.launch import overlapping
 from ..kernels.base.precompile import precompile_work
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..decoder.linears.linear import Linear
-from ..decoder.operators import Experts, Operators
+from ..decoder.parts.operators import Experts, Operators
 from ..fusions import Fusions
 from ..weights.matrix import Matrix
 from .linears import BytesLinear, PackedLinear, on_kernels

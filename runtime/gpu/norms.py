@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..decoder.operators import Rowwise
+from ..decoder.parts.operators import Rowwise
 from ..kernels.rows.normalize_rows import Norm, normalize_rows
 
 

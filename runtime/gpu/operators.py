@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...system.errors import RuntimeProblem
-from ..decoder.kv_cache import KeysValues, Rules
 from ..decoder.linears.linear import Linear
-from ..decoder.operators import Experts, LayerParts, Operators, Rowwise, Stack
+from ..decoder.parts.kv_cache import KeysValues, Rules
+from ..decoder.parts.operators import Experts, LayerParts, Operators, Rowwise, Stack
 from ..fusions import Fusions
 from ..kernels.linear.routing import most_blocks, route
 from ..kernels.rows.normalize_rows import Norm

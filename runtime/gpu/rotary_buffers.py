@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..decoder.rope import Rotations
+from ..decoder.parts.rope import Rotations
 from ..kernels.rows.rotate_and_store import RotaryTables
 
 

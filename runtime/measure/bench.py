@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...system.errors import RuntimeProblem
-from ...system.pages import in_large_pages
+from ...system.hardware.pages import in_large_pages
 from ...system.progress import Log
 from ..engine.engine import Engine
 from ..requests.params import SamplingParams

@@ -20,7 +20,7 @@ from transformers import AutoConfig
 
 from ...models.directory.directory import ModelDirectory
 from ...quant.scheme import Scheme, resolve
-from ...system.machine import processor_name
+from ...system.hardware.machine import processor_name
 from ...system.progress import Log
 from ..costs.calibration import Calibration, MeasuredStep, calibration
 from ..costs.model_size import ModelSize, model_size

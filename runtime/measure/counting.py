@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..decoder.batch import Batch, Run
 from ..decoder.model import Model
+from ..decoder.parts.batch import Batch, Run
 from ..kernels.base.launch import Launch, noted
 from ..kernels.base.workspace import set_apart
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..decoder.batch import Batch
-from ..decoder.kv_cache import KeysValues
 from ..decoder.linears.linear import Linear
-from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
+from ..decoder.parts.batch import Batch
+from ..decoder.parts.kv_cache import KeysValues
+from ..decoder.parts.logit_statistics import LogitStatistics
 from ..engine.engine import Engine
 from ..requests.params import SamplingParams
 from .workload import random_prompt

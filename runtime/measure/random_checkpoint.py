@@ -17,7 +17,7 @@ from ...quant.grid import Grid
 from ...quant.scheme import Scheme
 from ...quant.stored.config import quantization_config
 from ...quant.stored.quantized_weight import QuantizedWeight
-from ...system.tensor_files import TensorInfo
+from ...system.storage.tensor_files import TensorInfo
 
 _DTYPE = torch.bfloat16
 # Inputs are normed: few are larger.

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ...system.progress import Log
-from ..decoder.batch import Batch, Run
 from ..decoder.model import Model
+from ..decoder.parts.batch import Batch, Run
 from ..engine.setup.loading import operators_for
 from ..weights.live_weights import LiveWeights
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ...quant.row_rounding import code_range
 from ..cache_types import cache_type_of
-from ..decoder.batch import Batch
-from ..decoder.kv_cache import KeysValues
+from ..decoder.parts.batch import Batch
+from ..decoder.parts.kv_cache import KeysValues
 from ..heads import Heads
 
 LARGEST_HEAD = 512  # attention_runs.cpp packs 16 positions of a head at a time in its own memory

@@ -20,7 +20,7 @@ from types import ModuleType
 
 import torch
 
-from ...system.machine import cache_directory
+from ...system.hardware.machine import cache_directory
 from ...system.progress import Log
 
 _NAME = "smelt_native"

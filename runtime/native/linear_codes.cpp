@@ -27,7 +27,7 @@ constexpr int64_t bits_of(Form form) { return form == kEight ? 8 : 4; }  // of w
 constexpr int zero_of(Form form) { return form == kFour ? 8 : 128; }
 
 // Up to as many rows of int8 are multiplied by two tiles at a time.
-constexpr int paired(Form form) { return form == kFour ? 3 : 4; }
+constexpr int paired(Form form) { return form == kFour ? 2 : 4; }
 
 // How many bytes of a tile's codes are asked for in advance, and of two tiles at a time, whose codes are multiplied as fast as they come. On AMD's
 // Zen 4 as in linear_dense.cpp: by way of the second cache 1.1 to 1.25 times as fast where memory is fast, 1.05 times where others use it. How

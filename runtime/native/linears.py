@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...quant.activations import is_int8_by_token
-from ...system.pages import in_large_pages
+from ...system.hardware.pages import in_large_pages
 from ..weights.matrix import Matrix
 from ..weights.rounding import is_fixed_int8, rounding_explanation
 from .library import processor_features

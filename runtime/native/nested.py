@@ -8,7 +8,7 @@ from types import ModuleType
 from torch import Tensor
 
 from ..decoder.linears.linear import Linear
-from ..decoder.operators import Operators
+from ..decoder.parts.operators import Operators
 from ..weights.matrix import Matrix
 from .linears import CodesLinear
 from .operators import NativeOperators

@@ -8,11 +8,11 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..decoder.batch import Batch
-from ..decoder.kv_cache import KeysValues
 from ..decoder.linears.linear import Linear, restored_from
-from ..decoder.logit_statistics import LogitStatistics
-from ..decoder.operators import Attention, LayerParts, Operators, Rotation, Rowwise, Stack, stored_by_torch
+from ..decoder.parts.batch import Batch
+from ..decoder.parts.kv_cache import KeysValues
+from ..decoder.parts.logit_statistics import LogitStatistics
+from ..decoder.parts.operators import Attention, LayerParts, Operators, Rotation, Rowwise, Stack, stored_by_torch
 from ..heads import Heads
 from ..weights.matrix import Matrix
 from .cache import LARGEST_HEAD, also_addresses, layer_handle, stores

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...system.errors import RuntimeProblem
 from ..decoder.linears.linear import Linear, restored_from
-from ..decoder.operators import Attention, Rowwise
+from ..decoder.parts.operators import Attention, Rowwise
 from ..heads import Heads
 from ..weights.matrix import Matrix
 from ..weights.rounding import rounder, rounding_explanation

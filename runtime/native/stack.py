@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decoder.batch import Batch
-from ..decoder.draft_inputs import AuxStates
-from ..decoder.feed_forward import GatedFeedForward
-from ..decoder.kv_cache import KeysValues
-from ..decoder.operators import LayerParts, Rotation
+from ..decoder.parts.batch import Batch
+from ..decoder.parts.draft_inputs import AuxStates
+from ..decoder.parts.feed_forward import GatedFeedForward
+from ..decoder.parts.kv_cache import KeysValues
+from ..decoder.parts.operators import LayerParts, Rotation
 from .cache import LARGEST_HEAD, also_addresses, layer_handle, stores
 from .linears import DENSE_ROWS, CodesLinear, NativeDenseLinear
 from .rows import ACTIVATIONS, NativeRmsNorm

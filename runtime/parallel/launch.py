@@ -11,9 +11,9 @@ from pathlib import Path
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage] - documented there
 from torch.distributed.distributed_c10d import Store
 
-from ...system.child_processes import OtherProcesses
 from ...system.errors import RuntimeProblem
-from ...system.processes import meeting_place
+from ...system.processes.child_processes import OtherProcesses
+from ...system.processes.process_group import meeting_place
 from .ranks import ConnectedRanks
 
 _START_SECONDS = 300.0

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from ...models.directory.directory import ModelDirectory
 from ...system.errors import RuntimeProblem
+from ...system.hardware.machine import available_memory, human_bytes
+from ...system.hardware.resources import free_disk
 from ...system.interrupts import raise_lost_interrupt
-from ...system.machine import available_memory, human_bytes
 from ...system.progress import Log
-from ...system.resources import free_disk
 from ..costs.model_size import ModelSize
 from ..engine.engine import Engine
 from ..measure.bench import run_load

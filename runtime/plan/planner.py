@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...system.errors import RuntimeProblem
-from ...system.machine import human_bytes
+from ...system.hardware.machine import human_bytes
 from ...system.progress import Log
 from ..costs.device_cost import DeviceCost, device_cost
 from ..costs.model_size import ModelSize, model_size

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...system.errors import RuntimeProblem, nearest_name
-from ...system.machine import human_bytes
+from ...system.hardware.machine import human_bytes
 from .figures import Figures
 
 _UNITS = {

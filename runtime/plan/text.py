@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...system.machine import human_bytes
+from ...system.hardware.machine import human_bytes
 from .figures import Figures
 from .planner import PlanEntry, ServingPlan
 from .targets import show_rate, show_seconds

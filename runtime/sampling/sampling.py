@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..decoder.logit_statistics import LogitStatistics
+from ..decoder.parts.logit_statistics import LogitStatistics
 from ..requests.noise import Noise, TokenNoise
 from ..requests.params import SamplingParams
 from ..requests.sequence import Sequence, TokenLogprobs

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from ..decoder.kv_cache import KeysValues
+from ..decoder.parts.kv_cache import KeysValues
 from ..requests.sequence import Sequence
 from ..scheduling.plan import StepPlan
 

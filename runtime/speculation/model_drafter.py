@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 
 from torch import Tensor
 
-from ..decoder.batch import Run
 from ..decoder.model import Model
+from ..decoder.parts.batch import Run
 from ..requests.sequence import Sequence
 from .caches import DraftCache
 from .stepwise import StepwiseDrafter

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..decoder.batch import Run
-from ..decoder.kv_cache import KeysValues
-from ..decoder.logit_statistics import LogitStatistics
+from ..decoder.parts.batch import Run
+from ..decoder.parts.kv_cache import KeysValues
+from ..decoder.parts.logit_statistics import LogitStatistics
 from ..requests.sequence import Sequence
 from ..sampling.sampling import merits, trying
 from ..scheduling.plan import DraftRule, StepPlan

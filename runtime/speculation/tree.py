@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
-from ..decoder.batch import Run
+from ..decoder.parts.batch import Run
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..decoder.logit_statistics import LogitStatistics
+from ..decoder.parts.logit_statistics import LogitStatistics
 from ..requests.sequence import Sequence
 from ..sampling.sampling import Sampled, sampled, trying
 from .counts import DraftOutcome

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...models.checkpoint.weights import CheckpointWeights
 from ...models.directory.directory import ModelDirectory
 from ...system.errors import RuntimeProblem, SmeltError
-from ...system.pages import zeros_in_large_pages
+from ...system.hardware.pages import zeros_in_large_pages
 from .cache_scheme import cache_args
 from .cut_tensors import CutTensors
 from .layout import Cut, Layout, PartLayout, StoredAxis

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...system.errors import RuntimeProblem
-from ...system.machine import human_bytes
+from ...system.hardware.machine import human_bytes
 from .offload import L, StreamCounts
 
 # Smaller tensors stay on the device; others begin at multiples.

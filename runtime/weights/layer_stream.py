@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...system.pages import weights_kept_by
+from ...system.hardware.pages import weights_kept_by
 from .offload import L, StreamCounts
 from .weight_file import WeightFile
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...quant.activations import ActivationRounding
 from ...quant.stored.codes import Codes
-from ...system.pages import joined_in_large_pages
+from ...system.hardware.pages import joined_in_large_pages
 from .rounding import alike
 
 

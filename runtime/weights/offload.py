@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Protocol, TypeVar
 
-from ...system.machine import human_bytes
+from ...system.hardware.machine import human_bytes
 
 L = TypeVar("L")
 # Of the time.

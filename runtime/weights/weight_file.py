@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...system.errors import RuntimeProblem
-from ...system.machine import human_bytes
+from ...system.hardware.machine import human_bytes
 
 _PAGE = mmap.PAGESIZE
 # Smaller ones stay in memory.

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from smelt.runtime import Engine
-from smelt.runtime.decoder.batch import Run
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.decoder.parts.batch import Run
+from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.parallel.ranks import Ranks
 from smelt.runtime.parallel.stages import Stages
 from smelt.runtime.weights.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ from compressed_tensors.quantization.utils import calculate_range
 from smelt.quant.cache_types import CHOICES
 from smelt.quant.scheme import cache_args
 from smelt.runtime.cache_types import BY_NAME, CACHE_TYPES, CacheType, cache_type_of, names_for
-from smelt.runtime.decoder.kv_cache import KeysValues, PagedKeysValues
+from smelt.runtime.decoder.parts.kv_cache import KeysValues, PagedKeysValues
 from smelt.runtime.gpu.cache import GpuKeysValues
 
 CPU = torch.device("cpu")

@@ -138,7 +138,7 @@ def _as_e4m3(x: Tensor) -> Tensor:
 @torch.inference_mode()
 def _in_pieces(model: Any, prompts: list[list[int]], kept: torch.dtype, place: Place) -> list[Tensor]:
     """Each prompt's logits: its first half in one step, most of the rest in another, then single tokens, side by side."""
-    from smelt.runtime.decoder.batch import Batch, Run
+    from smelt.runtime.decoder.parts.batch import Batch, Run
     from smelt.runtime.kernels.base.precompile import precompile_work
 
     needed = [-(-len(prompt) // _BLOCK) for prompt in prompts]

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ....system.child_processes import OtherProcesses, ends_with
 from ....system.errors import SmeltError
+from ....system.processes.child_processes import OtherProcesses, ends_with
 
 _PARENT = "SMELT_PARENT"
 _LOOPBACK = "127.0.0.1"

@@ -47,7 +47,7 @@ def say(text: str, status: int) -> int:
     """Print an error; returns the status."""
     # Only one of several processes prints it; torch knows which once they have connected.
     package = (__package__ or "").removesuffix(".compress.commands.common")
-    processes = sys.modules.get(f"{package}.system.processes")
+    processes = sys.modules.get(f"{package}.system.processes.process_group")
     if processes is None or processes.first_to_fail():
         for line in text.split("\n"):
             print(f"smelt: {line}", file=sys.stderr)

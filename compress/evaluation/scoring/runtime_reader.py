@@ -15,9 +15,9 @@ from ....runtime.decoder.prompt_states import prompt_states
 from ....runtime.engine.engine import Engine
 from ....runtime.engine.setup.config import EngineConfig
 from ....runtime.engine.setup.loading import load_head, load_model
-from ....system.activation_store import ActivationStore
-from ....system.device import device_named, give_back, on
+from ....system.hardware.device import device_named, give_back, on
 from ....system.progress import Log, Progress
+from ....system.storage.activation_store import ActivationStore
 
 
 class RuntimeReader:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ....system.errors import SmeltError, nearest_name
-from ....system.paths import named_path
-from ....system.run_directory import digest
+from ....system.storage.paths import named_path
+from ....system.storage.run_directory import digest
 from ...results.result import TaskResult
 from ...results.statistics import Interval, mean_interval, resampled_interval, share_interval
 from .task_code import BUILTIN, UntrustedCodeError, only_shipped_code, sandbox_templates

@@ -12,9 +12,9 @@ from torch import Tensor
 from ....models.streaming.streamed import LOGIT_TOKENS
 from ....models.text.text_source import TextSource
 from ....models.text.windows import Windows, evaluation_windows
-from ....system.activation_store import ActivationStore
 from ....system.errors import SmeltError
 from ....system.progress import Progress
+from ....system.storage.activation_store import ActivationStore
 from ...results.result import Text
 from ...results.statistics import exp, mean_interval
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ....system.pages import as_weight
+from ....system.hardware.pages import as_weight
 from ...weights.matrix import Matrix
 from ...weights.rounding import rounder, rounding_explanation
 

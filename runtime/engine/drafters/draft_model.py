@@ -10,9 +10,9 @@ import torch
 
 from ....system.errors import RuntimeProblem
 from ....system.progress import Log
-from ...decoder.batch import Run
-from ...decoder.kv_cache import KeysValues
 from ...decoder.model import Model
+from ...decoder.parts.batch import Run
+from ...decoder.parts.kv_cache import KeysValues
 from ...speculation.caches import DraftCache, OwnCache, SharedCache
 from ...speculation.model_drafter import ModelDrafter
 from ...weights.checkpoint import Checkpoint

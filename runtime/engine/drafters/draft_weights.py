@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ...decoder.kv_cache import KeysValues
 from ...decoder.model import Model
+from ...decoder.parts.kv_cache import KeysValues
 from ...speculation.stepwise import StepwiseDrafter
 from ..setup.config import EngineConfig
 from ..setup.host_blocks import HostBlocks

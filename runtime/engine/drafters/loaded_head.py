@@ -8,9 +8,9 @@ from typing import Self
 
 from ....system.errors import RuntimeProblem
 from ....system.progress import Log
-from ...decoder.draft_inputs import AuxStates
-from ...decoder.kv_cache import KeysValues
 from ...decoder.model import Model
+from ...decoder.parts.draft_inputs import AuxStates
+from ...decoder.parts.kv_cache import KeysValues
 from ...speculation.eagle.draft_head import DraftHead
 from ...speculation.eagle.features import Features
 from ...speculation.eagle.head_checkpoint import HeadCheckpoint

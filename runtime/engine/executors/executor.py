@@ -9,9 +9,9 @@ from typing import Protocol
 from torch import Tensor
 
 from ...blocks.block_cache import Copy
-from ...decoder.batch import Batch
-from ...decoder.kv_cache import KeysValues
-from ...decoder.logit_statistics import LogitStatistics
+from ...decoder.parts.batch import Batch
+from ...decoder.parts.kv_cache import KeysValues
+from ...decoder.parts.logit_statistics import LogitStatistics
 from ...requests.sequence import BeamCandidate, Request, Sequence, TokenLogprobs, TokenScore
 from ...sampling.sampling import Sampled
 from ...scheduling.plan import StepPlan

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ....system.progress import Log
-from ...decoder.kv_cache import KeysValues
 from ...decoder.model import Model
-from ...decoder.operators import ExecutorName
+from ...decoder.parts.kv_cache import KeysValues
+from ...decoder.parts.operators import ExecutorName
 from ...speculation.drafter import Drafter
 from ...speculation.model_drafter import ModelDrafter
 from ..ranks.workers import Workers

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ....system.progress import Log
-from ...decoder.kv_cache import KeysValues
-from ...decoder.logit_statistics import LogitStatistics
 from ...decoder.model import Model
+from ...decoder.parts.kv_cache import KeysValues
+from ...decoder.parts.logit_statistics import LogitStatistics
 from ...gpu.cache import GpuKeysValues
 from ...gpu.draft_chains import DraftChains
 from ...gpu.head_steps import HeadSteps

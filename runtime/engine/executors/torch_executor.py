@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ...blocks.block_cache import Copy
-from ...decoder.batch import Run
-from ...decoder.kv_cache import KeysValues
-from ...decoder.logit_statistics import LogitStatistics
 from ...decoder.model import Model
+from ...decoder.parts.batch import Run
+from ...decoder.parts.kv_cache import KeysValues
+from ...decoder.parts.logit_statistics import LogitStatistics
 from ...requests.sequence import Request, Sequence, TokenLogprobs, TokenScore
 from ...sampling.beam_candidates import continuations
 from ...sampling.sampling import Sampled, sample, top_logprobs

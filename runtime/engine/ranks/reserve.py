@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ....system.device import device_named, free_memory
 from ....system.errors import RuntimeProblem
-from ....system.machine import human_bytes
-from ...decoder.context_parallel import ring_bytes
+from ....system.hardware.device import device_named, free_memory
+from ....system.hardware.machine import human_bytes
 from ...decoder.model import Model
+from ...decoder.parallel.context_parallel import ring_bytes
 from ..drafters.draft_weights import DraftWeights
 from ..setup.config import EngineConfig
 

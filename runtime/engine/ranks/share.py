@@ -9,11 +9,11 @@ from typing import Self
 import torch
 
 from ....system.errors import RuntimeProblem
-from ....system.machine import human_bytes
+from ....system.hardware.machine import human_bytes
 from ....system.progress import Log
 from ...cache_types import BY_NAME, cache_type_of, names_for
-from ...decoder.kv_cache import KeysValues
 from ...decoder.model import Model
+from ...decoder.parts.kv_cache import KeysValues
 from ...parallel.stages import RankPlace
 from ...weights.checkpoint import Checkpoint
 from ..drafters.draft_weights import DraftWeights

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from ....system.child_processes import ends_with
 from ....system.errors import SmeltError
+from ....system.processes.child_processes import ends_with
 from ...decoder.prompt_states import prompt_states
 from ...parallel.launch import joined_at, joined_by_environment, launched_count, launched_rank
 from ...parallel.ranks import RankLost, Ranks

@@ -14,10 +14,10 @@ from typing import Self
 
 import torch
 
-from ....system.child_processes import OtherProcesses
-from ....system.device import device_named
 from ....system.errors import RuntimeProblem, SmeltError
-from ...decoder.batch import Run
+from ....system.hardware.device import device_named
+from ....system.processes.child_processes import OtherProcesses
+from ...decoder.parts.batch import Run
 from ...parallel.launch import joined_by_environment, launched_count, started
 from ...parallel.ranks import RankLost, Ranks
 from ...parallel.stages import RankPlace, divided

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ....system.errors import RuntimeProblem
-from ....system.machine import human_bytes
-from ...decoder.kv_cache import KeysValues
+from ....system.hardware.machine import human_bytes
+from ...decoder.parts.kv_cache import KeysValues
 from ...scheduling.plan import StepPlan
 from ...scheduling.swapping import TransferCost
 from ...weights.matrix import bits

@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import torch
 
-from ....system.device import device_named, on
 from ....system.errors import RuntimeProblem
+from ....system.hardware.device import device_named, on
 from ....system.progress import Log
 from ...decoder.model import Head, Model
-from ...decoder.operators import Operators
+from ...decoder.parts.operators import Operators
 from ...kernels.base.launch import overlapping
 from ...native.library import kernels
 from ...native.nested import NestedOperators

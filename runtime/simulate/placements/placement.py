@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ....system.errors import RuntimeProblem
-from ....system.machine import human_bytes
+from ....system.hardware.machine import human_bytes
 from ...costs.device_cost import DeviceCost
 from ...costs.memory import usable_memory
 from ...costs.model_size import ModelSize

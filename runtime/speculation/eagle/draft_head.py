@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from ....system.errors import RuntimeProblem
-from ...decoder.batch import Batch, Run
-from ...decoder.draft_inputs import JoinedInputs
-from ...decoder.kv_cache import KeysValues
 from ...decoder.layer import DecoderLayer
 from ...decoder.linears.linear import Linear
 from ...decoder.linears.token_table import TokenTable
 from ...decoder.loader import DecoderLoader
 from ...decoder.model import Head, Model
-from ...decoder.operators import Operators
-from ...decoder.rope import Rotations
+from ...decoder.parts.batch import Batch, Run
+from ...decoder.parts.draft_inputs import JoinedInputs
+from ...decoder.parts.kv_cache import KeysValues
+from ...decoder.parts.operators import Operators
+from ...decoder.parts.rope import Rotations
 from ...parallel.ranks import Ranks
 from ...weights.checkpoint import Checkpoint
 from .head_checkpoint import STATES, HeadCheckpoint

@@ -9,7 +9,7 @@ from typing import Any
 
 from ....models.directory.config_checks import raw_problem
 from ....system.errors import RuntimeProblem, SmeltError
-from ....system.files import read_json
+from ....system.storage.files import read_json
 from ...decoder.architectures import DecoderSpec, Names, spec_of
 from ...weights.checkpoint import Checkpoint
 

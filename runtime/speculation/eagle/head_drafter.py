@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from ...decoder.batch import Run
+from ...decoder.parts.batch import Run
 from ...requests.sequence import Sequence
 from ...scheduling.plan import StepPlan
 from ..caches import OwnCache

@@ -19,7 +19,7 @@ from smelt.models.steps import block_loop
 from smelt.models.steps.parts import layers_of, load_part
 from smelt.models.steps.step import RunContext
 from smelt.prune.steps import hidden as prune_hidden
-from smelt.system.processes import Processes
+from smelt.system.processes.process_group import Processes
 from smelt.system.progress import Progress
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -50,7 +50,7 @@ def test_it_writes_the_bytes_of_a_recipe_on_the_same_model(tmp_path: Path) -> No
     step = {"scheme": "W4A16", "group_size": 64, "rounding": "gptq"}
     recipe = {"model": "builtin:smelt-6m", "output": str(tmp_path / "b"), "steps": [{"quantize": step}], **SMALL}
     expected = run(Recipe.model_validate(recipe)).checkpoint
-    from smelt.system.tensor_files import SafetensorsFile
+    from smelt.system.storage.tensor_files import SafetensorsFile
 
     ours, theirs = (SafetensorsFile(path / "model.safetensors") for path in (found, expected))
     assert set(ours.tensors) == set(theirs.tensors)

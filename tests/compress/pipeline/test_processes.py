@@ -20,9 +20,9 @@ from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.commands.common.launched import on_processes
 from smelt.compress.pipeline.plan import Plan
 from smelt.compress.pipeline.verify import whole_model_bytes
-from smelt.system import measurement_cache as cache
-from smelt.system.processes import Processes
-from smelt.system.resources import compute_dtype
+from smelt.system.hardware.resources import compute_dtype
+from smelt.system.processes.process_group import Processes
+from smelt.system.storage import measurement_cache as cache
 
 from ...interruption import interrupt_after
 from ...tiny import make_model, save_model

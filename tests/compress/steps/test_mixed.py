@@ -32,8 +32,8 @@ from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import resolve
 from smelt.quant.settings.quantize import PostTrainingQuantize
 from smelt.quant.stored.compressed_tensors import restore
-from smelt.system import measurement_cache as cache
 from smelt.system.progress import Progress
+from smelt.system.storage import measurement_cache as cache
 from transformers import AutoModelForCausalLM
 
 from ...interruption import interrupt_after

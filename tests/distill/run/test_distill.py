@@ -21,8 +21,8 @@ from smelt.compress.recipe.file import read_document
 from smelt.distill.run.cached_teacher import CachedTeacherLogits
 from smelt.distill.training.batches import TrainingBatch
 from smelt.distill.training.objective import Distilling
+from smelt.system.hardware.resources import compute_dtype
 from smelt.system.progress import Progress
-from smelt.system.resources import compute_dtype
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ...tiny import SMELT_6M, make_model, save_model

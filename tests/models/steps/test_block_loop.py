@@ -24,9 +24,9 @@ from smelt.models.steps.step import RunContext
 from smelt.models.streaming.backward import KeptPass
 from smelt.models.streaming.streamed import StreamedModel
 from smelt.models.structure.open_model import OpenModel
-from smelt.system.activation_store import ActivationStore
-from smelt.system.processes import Processes
+from smelt.system.processes.process_group import Processes
 from smelt.system.progress import Progress
+from smelt.system.storage.activation_store import ActivationStore
 from torch import Tensor, nn
 
 from ...tiny import make_model, save_model

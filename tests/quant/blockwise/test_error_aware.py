@@ -18,8 +18,8 @@ from smelt.quant.activations import rounded_inputs
 from smelt.quant.blockwise.block_passes import BlockPasses
 from smelt.quant.blockwise.unrounded import UnroundedInputs
 from smelt.quant.scheme import resolve
-from smelt.system.activation_store import ActivationStore
-from smelt.system.processes import Processes
+from smelt.system.processes.process_group import Processes
+from smelt.system.storage.activation_store import ActivationStore
 
 from ...interruption import interrupt_after
 from ...tiny import make_model, save_model

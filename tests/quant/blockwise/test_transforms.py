@@ -20,7 +20,7 @@ from smelt.models.structure.open_model import OpenModel
 from smelt.quant.blockwise.learned_rotation import learned_model_rotation
 from smelt.quant.transforms.links import find_links
 from smelt.quant.transforms.rotated_model import ModelRotation, Residual, rotated
-from smelt.system.processes import Processes
+from smelt.system.processes.process_group import Processes
 from smelt.system.progress import Progress
 from torch import Tensor
 from transformers import AutoModelForCausalLM

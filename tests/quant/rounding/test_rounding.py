@@ -16,7 +16,7 @@ from smelt.quant.scheme import resolve
 from smelt.quant.scheme_names import SUPPORTED
 from smelt.quant.stored.compressed_tensors import restore
 from smelt.quant.stored.quantized_weight import QuantizedWeight
-from smelt.system.tensor_files import SafetensorsFile
+from smelt.system.storage.tensor_files import SafetensorsFile
 from torch import Tensor
 
 from ...tiny import SMELT_6M

@@ -8,7 +8,7 @@ import pytest
 import torch
 from smelt.runtime import RuntimeProblem
 from smelt.runtime.blocks.block_cache import BlockCache
-from smelt.runtime.decoder.kv_cache import PagedKeysValues
+from smelt.runtime.decoder.parts.kv_cache import PagedKeysValues
 
 
 def test_a_beginning_is_found_again_but_never_its_last_token() -> None:

@@ -11,7 +11,7 @@ from smelt.compress import SmeltError
 from smelt.runtime import RuntimeProblem
 from smelt.runtime.decoder.architectures import ARCHITECTURES
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.weights.checkpoint import Checkpoint
 
 from ...tiny import CONFIGS, make_model, save_model, sizes

@@ -126,7 +126,7 @@ from smelt.runtime import Engine, SamplingParams
 path, offload, limit, prompts = json.loads(sys.argv[1])
 import torch, transformers  # what they take is not the model's
 if limit:
-    from smelt.system.machine import _data_bytes
+    from smelt.system.hardware.machine import _data_bytes
     limit += _data_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 options = {"max_length": 128, "max_sequences": 4, "token_budget": 64, "kv_cache_bytes": 4 << 20, "quiet": True}

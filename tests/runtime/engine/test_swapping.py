@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import RuntimeProblem, SamplingParams
-from smelt.runtime.decoder.kv_cache import PagedKeysValues
+from smelt.runtime.decoder.parts.kv_cache import PagedKeysValues
 from smelt.runtime.engine.setup.host_blocks import HostBlocks
 from smelt.runtime.gpu.cache import GpuKeysValues
 from smelt.runtime.scheduling.plan import StepPlan

@@ -13,7 +13,7 @@ from smelt.compress import Recipe, run
 from smelt.quant.activations import ActivationRounding
 from smelt.quant.scheme_names import SUPPORTED
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.gpu.linears import BytesLinear, PackedLinear, on_kernels
 from smelt.runtime.kernels.tiles.tile import tiles_of

@@ -14,11 +14,11 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.compress import config_for
 from smelt.quant.activations import ActivationRounding
-from smelt.runtime.decoder.attention import attend
-from smelt.runtime.decoder.batch import Batch, Run
-from smelt.runtime.decoder.kv_cache import PagedKeysValues
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.decoder.operators import Heads, Operators
+from smelt.runtime.decoder.parts.attention import attend
+from smelt.runtime.decoder.parts.batch import Batch, Run
+from smelt.runtime.decoder.parts.kv_cache import PagedKeysValues
+from smelt.runtime.decoder.parts.operators import Heads, Operators
 from smelt.runtime.native import library
 from smelt.runtime.native.linears import CodesLinear, NativeDenseLinear
 from smelt.runtime.native.operators import NativeOperators

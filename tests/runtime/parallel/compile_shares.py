@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 from smelt.quant.scheme import resolve
-from smelt.runtime.decoder.batch import Run
 from smelt.runtime.decoder.model import Model
+from smelt.runtime.decoder.parts.batch import Run
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.kernels.base.launch import Launch, noted
 from smelt.runtime.kernels.base.precompile import identity

@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smelt.runtime.decoder import context_parallel
-from smelt.runtime.decoder.context_parallel import merged, partial_attention
-from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.decoder.parallel import context_parallel
+from smelt.runtime.decoder.parallel.context_parallel import merged, partial_attention
+from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.engine.setup.loading import operators_for
 from smelt.runtime.parallel.stages import divided
 from torch import Tensor

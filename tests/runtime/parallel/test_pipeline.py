@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smelt.runtime.decoder.batch import Run
-from smelt.runtime.decoder.operators import Operators
-from smelt.runtime.decoder.pipeline import equal_pieces
+from smelt.runtime.decoder.parallel.pipeline import equal_pieces
+from smelt.runtime.decoder.parts.batch import Run
+from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.engine.setup.loading import operators_for
 from smelt.runtime.parallel.stages import divided
 from torch import Tensor

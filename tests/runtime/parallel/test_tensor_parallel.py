@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from smelt.compress.export.export import export
 from smelt.runtime.decoder.architectures import spec_of
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.engine.setup.loading import operators_for
 from smelt.runtime.parallel.ranks import Ranks
 from smelt.runtime.weights.checkpoint import Checkpoint

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import SamplingParams
-from smelt.runtime.decoder.logit_statistics import logit_statistics
+from smelt.runtime.decoder.parts.logit_statistics import logit_statistics
 from smelt.runtime.requests.noise import TokenNoise
 from smelt.runtime.requests.sequence import Request, Sequence
 from smelt.runtime.sampling.sampling import changed_logits, narrowed, sample

@@ -15,7 +15,7 @@ import torch
 from smelt.runtime.engine.setup.config import EngineConfig
 from smelt.runtime.serve.http.config import ServerConfig
 from smelt.runtime.serve.model.loader import ModelLoader
-from smelt.system.device import free_memory
+from smelt.system.hardware.device import free_memory
 
 from ...tiny import SMELT_6M
 from ..random_adapter import adapter_of

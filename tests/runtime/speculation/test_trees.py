@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.decoder.batch import Batch, Run
+from smelt.runtime.decoder.parts.batch import Batch, Run
 from smelt.runtime.engine.drafters import draft_model
 from smelt.runtime.requests.output import RequestOutput
 from smelt.runtime.speculation.caches import OwnCache

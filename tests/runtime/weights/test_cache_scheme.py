@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, config_for, run
 from smelt.quant.activations import ActivationRounding
 from smelt.runtime import RuntimeProblem, SamplingParams
-from smelt.runtime.decoder.batch import Batch, Run
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.decoder.parts.batch import Batch, Run
+from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.native import library
 from smelt.runtime.native.operators import NativeOperators

@@ -9,7 +9,7 @@ import pytest
 import torch
 from smelt.runtime.decoder.linears.cpu import Int8Linear
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.weights.checkpoint import Checkpoint
 from smelt.runtime.weights.host_stream import HostLayers

@@ -16,7 +16,7 @@ from smelt.quant.scheme import resolve
 from smelt.quant.scheme_names import SUPPORTED
 from smelt.runtime import RuntimeProblem
 from smelt.runtime.decoder.model import Model
-from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.native import library
 from smelt.runtime.native.operators import NativeOperators

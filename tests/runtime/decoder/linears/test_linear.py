@@ -7,7 +7,7 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.activations import ActivationRounding
 from smelt.runtime.decoder.linears.cpu import Int8Linear
-from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.weights.matrix import Matrix
 
 BY_TOKEN = ActivationRounding(QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True))

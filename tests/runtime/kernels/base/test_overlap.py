@@ -17,7 +17,7 @@ LAUNCHED = """
 import sys
 from functools import partial
 import torch
-from smelt.system.device import on
+from smelt.system.hardware.device import on
 from smelt.runtime.kernels.linear.linear_dense import DenseCase
 from smelt.runtime.kernels.base.launch import overlapping
 from smelt.runtime.kernels.base.precompile import precompile

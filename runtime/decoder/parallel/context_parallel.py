@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..heads import Heads
-from ..parallel.ranks import Ranks
-from .batch import Batch, Run
-from .kv_cache import KeysValues
-from .operators import Rotation, stored_by_torch
+from ...heads import Heads
+from ...parallel.ranks import Ranks
+from ..parts.batch import Batch, Run
+from ..parts.kv_cache import KeysValues
+from ..parts.operators import Rotation, stored_by_torch
 
 # Cache positions that are gathered, and whose scores are in memory, at once.
 _KEYS = 2048

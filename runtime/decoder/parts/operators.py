@@ -11,17 +11,17 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
-from ...system.pages import weights_are_elsewhere
-from ..cache_types import OperatorsName
-from ..fusions import Fusions
-from ..heads import Heads
-from ..weights.matrix import Matrix
+from ....system.hardware.pages import weights_are_elsewhere
+from ...cache_types import OperatorsName
+from ...fusions import Fusions
+from ...heads import Heads
+from ...weights.matrix import Matrix
+from ..linears.cpu import Int8Linear
+from ..linears.linear import DenseLinear, Linear
 from .attention import attend
 from .batch import Batch
 from .draft_inputs import AuxStates
 from .kv_cache import KeysValues, PagedKeysValues, Rules
-from .linears.cpu import Int8Linear
-from .linears.linear import DenseLinear, Linear
 from .logit_statistics import LogitStatistics, logit_statistics
 from .rope import rotate
 

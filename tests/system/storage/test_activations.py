@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from smelt.system.activation_store import BATCH_TOKENS, ActivationStore
 from smelt.system.errors import SmeltError
+from smelt.system.storage.activation_store import BATCH_TOKENS, ActivationStore
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from smelt.system.child_processes import OtherProcesses
+from smelt.system.processes.child_processes import OtherProcesses
 
 
 def _sleeping(count: int = 2) -> OtherProcesses:

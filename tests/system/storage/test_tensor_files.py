@@ -9,8 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from smelt.compress import SmeltError
-from smelt.system.files import write_text
-from smelt.system.tensor_files import SafetensorsFile, TensorInfo, save_tensors, write_safetensors
+from smelt.system.storage.files import write_text
+from smelt.system.storage.tensor_files import SafetensorsFile, TensorInfo, save_tensors, write_safetensors
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,

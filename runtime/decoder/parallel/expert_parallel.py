@@ -8,10 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..parallel.ranks import Ranks
-from .feed_forward import GatedFeedForward
-from .linears.linear import Linear
-from .operators import Rowwise
+from ...parallel.ranks import Ranks
+from ..linears.linear import Linear
+from ..parts.feed_forward import GatedFeedForward
+from ..parts.operators import Rowwise
 
 
 class DividedExperts:

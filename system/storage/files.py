@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from .errors import SmeltError
+from ..errors import SmeltError
 
 # Real ones have kilobytes, a tokenizer's up to some tens of megabytes.
 _LARGEST_JSON = 256 << 20

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from smelt.system.pages import in_large_pages, joined_in_large_pages, zeros_in_large_pages
+from smelt.system.hardware.pages import in_large_pages, joined_in_large_pages, zeros_in_large_pages
 
 
 @pytest.mark.parametrize("count", [0, 7, (1 << 20) + 3, 5 << 20])

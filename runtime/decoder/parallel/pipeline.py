@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..parallel.stages import ConnectedStages
-from .batch import Batch, Run
-from .kv_cache import KeysValues
+from ...parallel.stages import ConnectedStages
+from ..parts.batch import Batch, Run
+from ..parts.kv_cache import KeysValues
 
 # Pieces for each stage: more leave stages idle for less of the time, and cost more calls.
 _PIECES = 2

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import SmeltError
+from ..errors import SmeltError
+from ..hardware.machine import human_bytes
+from ..hardware.resources import free_disk
 from .files import disk_error
-from .machine import human_bytes
 from .paths import named_path
-from .resources import free_disk
 
 RECORD = "smelt.json"
 _COMMANDS = ("merge", "export")

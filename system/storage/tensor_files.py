@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import SmeltError
+from ..errors import SmeltError
+from ..hardware.pages import zeros_in_large_pages
 from .files import check_regular, disk_error, parse_json
-from .pages import zeros_in_large_pages
 
 _DTYPES = {
     "F64": torch.float64,

@@ -22,9 +22,9 @@ from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from .activation_store import ActivationStore, windows_a_batch
-from .device import device_named
-from .errors import SmeltError
+from ..errors import SmeltError
+from ..hardware.device import device_named
+from ..storage.activation_store import ActivationStore, windows_a_batch
 
 # Tensors, and plain data that JSON can hold.
 Message = tuple[dict[str, Tensor], Any]

@@ -14,7 +14,7 @@ from pydantic import GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 
-from .settings import RecipeModel
+from .recipe_model import RecipeModel
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .errors import SmeltError
+from ..errors import SmeltError
 from .files import disk_error, write_text
 from .paths import named_path
 

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from .errors import SmeltError
+from ..errors import SmeltError
 
 _KINDS = {
     stat.S_IFDIR: "a directory",

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 
-from .errors import RuntimeProblem
+from ..errors import RuntimeProblem
 from .machine import available_memory
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from .errors import nearest_name
-from .paths import path_problem
+from ..errors import nearest_name
+from ..storage.paths import path_problem
 
 
 class RecipeModel(BaseModel):

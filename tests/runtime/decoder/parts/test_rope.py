@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smelt.runtime.decoder.rope import Rope, Rotations
+from smelt.runtime.decoder.parts.rope import Rope, Rotations
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from .errors import SmeltError
+from ..errors import SmeltError
 from .files import disk_error
 
 # A forward pass works on about this many tokens: enough to keep the cores busy, few enough to stay small.

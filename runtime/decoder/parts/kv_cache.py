@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from ...system.errors import RuntimeProblem
-from ...system.pages import zeros_in_large_pages
-from ..cache_types import cache_type_of
+from ....system.errors import RuntimeProblem
+from ....system.hardware.pages import zeros_in_large_pages
+from ...cache_types import cache_type_of
 
 if TYPE_CHECKING:
-    from ..weights.cache_scheme import CacheRule
+    from ...weights.cache_scheme import CacheRule
 
 Rules = Sequence[tuple["CacheRule", "CacheRule"]]
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .machine import cache_directory
+from ..hardware.machine import cache_directory
 from .run_directory import digest
 
 

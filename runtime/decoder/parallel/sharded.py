@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..parallel.ranks import Ranks
-from .linears.linear import Linear
-from .linears.token_table import TokenTable
-from .operators import FeedForward
+from ...parallel.ranks import Ranks
+from ..linears.linear import Linear
+from ..linears.token_table import TokenTable
+from ..parts.operators import FeedForward
 
 
 class _Divided:

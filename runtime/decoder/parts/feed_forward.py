@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .linears.linear import Linear
+from ..linears.linear import Linear
 from .operators import Experts, Rowwise
 
 

@@ -1,0 +1,1 @@
+"""A model on several processes: tensor, context, expert and pipeline parallelism."""

@@ -1,0 +1,1 @@
+"""Base classes of recipe sections: their fields, choices and variants."""
