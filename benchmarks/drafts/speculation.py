@@ -4,7 +4,7 @@
 
 First smelt-6m and its own forms on real text, whose acceptance is real. Then a Llama of 1.1 billion seeded random weights, which says nothing
 of acceptance: its drafters do all their work, and what they choose is then replaced by a right or a wrong token, as it was of the same pair of
-formats of smelt-6m from some place on, with the odds that its second choice had there; lookup has as many tokens as are asked for, as if it always found some, each right with the probability that was measured. Each row is one engine: a turn without drafts, a turn with them.
+formats of smelt-6m from some place on, with the odds that its second choice had there; lookup has as many tokens as are asked for, as if it always found some, each right with the probability that was measured. Each row is one engine: a turn without drafts and one with them, in this order and then in the other.
 Turns of smelt-6m take a twentieth of a second, of which other processes can take any part: there are eight times as many.
 """
 
@@ -102,13 +102,13 @@ def measure(
     draft(engine, drafting)
     turn(engine, prompts, OUTPUT)
     before, rates, same = drafting.total.copy(), [], True
-    for _ in range(turns):
-        draft(engine, None)
-        plain, _ = turn(engine, prompts, OUTPUT)
-        draft(engine, drafting)
-        drafted, tokens = turn(engine, prompts, OUTPUT)
-        rates.append((plain, drafted))
-        same = same and tokens == alone
+    for number in range(turns):
+        speeds = {}
+        for drafts in (False, True) if number % 2 == 0 else (True, False):
+            draft(engine, drafting if drafts else None)
+            speeds[drafts], tokens = turn(engine, prompts, OUTPUT)
+            same = same and tokens == alone
+        rates.append((speeds[False], speeds[True]))
     engine.close()
     counts = drafting.total.since(before)
     ratios = [drafted / plain for plain, drafted in rates]

@@ -29,7 +29,7 @@ _FIRST_CAUGHT = 0.4
 _OTHERS_COUNT, _KEPT = 4.0, 0.97
 # The share of a step's time that deciding may take where nothing is drafted, and learning as well; therefore up to so many steps are
 # not decided on, or not learned from.
-_MOST_DECIDING, _MOST_SKIPPED = 0.0025, 64
+_MOST_DECIDING, _MOST_SKIPPED = 0.001, 64
 # Steps of a number of sequences without drafts that are measured before it drafts for as many, and the share of the known time that is so much
 # less that more are.
 _MEASURED, _SHORTER = 3, 0.95
@@ -179,7 +179,7 @@ class AdaptiveDrafts(FixedDrafts):
 
     def _compares(self, plan: StepPlan) -> bool:
         """Whether the step is to have no drafts so that others can be compared with it."""
-        return not plan.has_prompts and self._left.get(len(plan.chunks), 0) <= 0
+        return self._left.get(len(plan.chunks), 0) <= 0 and not plan.has_prompts
 
     def _without_drafts(self, plan: StepPlan) -> float:
         """Seconds of a step. How long one with prompts would take is known from those that verify as many tokens."""
