@@ -26,8 +26,8 @@ constexpr int64_t bits_of(Form form) { return form == kEight ? 8 : 4; }  // of w
 
 constexpr int zero_of(Form form) { return form == kFour ? 8 : 128; }
 
-// Up to as many rows of int8 are multiplied by two tiles at a time.
-constexpr int paired(Form form) { return form == kFour ? 2 : 4; }
+// Up to as many rows of int8 are multiplied by two tiles at a time; tried on Zen 4, with 1024 to 8192 columns.
+constexpr int paired(Form form, int64_t columns) { return form != kFour ? 4 : columns < 4096 ? 1 : 2; }
 
 // How many bytes of a tile's codes are asked for in advance, and of two tiles at a time, whose codes are multiplied as fast as they come. On AMD's
 // Zen 4 as in linear_dense.cpp: by way of the second cache 1.1 to 1.25 times as fast where memory is fast, 1.05 times where others use it. How
@@ -202,7 +202,7 @@ void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* 
     const Rounded rounded(x, rows, w.columns, group, kParts, kPanel, kPanel, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
     const int64_t piece = piece_of(w, tiles, threads);
-    if (kParts * rows <= paired(kForm) && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
+    if (kParts * rows <= paired(kForm, w.columns) && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
         spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
             if (2 * pair + 1 < tiles) return panel_by_two_tiles<kForm, kParts, Scale>(w, rounded, 2 * pair, out);
             panel_by_tile<kForm, kParts, Scale>(w, rounded, 0, 0, 1, 2 * pair, out);
