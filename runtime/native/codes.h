@@ -22,10 +22,10 @@ inline __m512 scales_at(const void* scales, int64_t place) {
 //
 // Where the checkpoint fixes the scale, codes are what its own arithmetic gives: quotients are bfloat16 before they are rounded.
 //
-// With two parts, inputs are integers of 15 bits: a multiple of 256, which is a row of its own here, and the rest, which is the next one. Scales
-// are powers of two, so that bfloat16 numbers down to a 64th of their group's largest are not changed.
+// With two parts, inputs are integers of 15 bits: how many times 256 they are is a row of its own here, and the rest the next one. Scales
+// are powers of two, so that bfloat16 numbers down to a 64th of their group's largest are not changed. A group has up to 128 columns then.
 //
-// Rows stand in panels of up to `most`; a panel holds [4 columns][row][4 codes], so that a step of the loop over columns
+// Such rows stand in panels of up to `most`; a panel holds [4 columns][row][4 codes], so that a step of the loop over columns
 // reads one stretch of memory, whatever the number of rows. Room is made for a multiple of `multiple` rows.
 struct Rounded {
     static constexpr int kExponent = 13;  // of the largest number of 15 bits, of which one is the sign
@@ -95,7 +95,8 @@ struct Rounded {
     void split_group(const bf16* x, int8_t* to, int64_t stride, int64_t place) {
         bool strange;
         const float largest = largest_of(x, strange);
-        const int exponent = largest > 0 && std::isfinite(largest) ? kExponent - std::ilogb(largest) : 0;
+        const bool sound = !strange && std::isfinite(largest);
+        const int exponent = sound && largest > 0 ? kExponent - std::ilogb(largest) : 0;
         const __m512 factor = _mm512_set1_ps(float(exponent));
         __m512i sum = _mm512_setzero_si512();
         for (int64_t k = 0; k < group; k += 16) {
@@ -105,8 +106,8 @@ struct Rounded {
             put(upper, k, to, stride);
             put(_mm512_sub_epi32(code, _mm512_slli_epi32(upper, 8)), k, to + 4, stride);
         }
-        scales[place] = !strange && std::isfinite(largest) ? std::ldexp(1.0f, -exponent) : NAN;
-        less[place] = -zero * _mm512_reduce_add_epi32(sum);
+        scales[place] = sound ? std::ldexp(1.0f, -exponent) : NAN;
+        less[place] = sound ? -zero * _mm512_reduce_add_epi32(sum) : 0;
     }
 };
 

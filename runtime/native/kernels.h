@@ -30,7 +30,7 @@ struct Codes {
 // out[rows, outputs] = x[rows, columns] times the weight. `group` inputs are rounded together: to int8, or with two `parts` to 15 bits.
 void linear_codes(const Codes& weight, const bf16* x, int64_t rows, int64_t group, int parts, bf16* out, int threads);
 
-// What linear_codes gives with rounded inputs, to the bit, on matrix tiles; emulated, for tests, where this processor has none or they are not used.
+// What linear_codes gives with one part, to the bit, on matrix tiles; emulated, for tests, where this processor has none or they are not used.
 void linear_tiles(const Codes& weight, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads);
 
 // Whether tiles can compute it.

@@ -146,7 +146,7 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t ro
             for (int v = 0; v < kVectors; v++) {
                 __m512i all = sum[r * kParts][v];
                 // Nothing overflows: with two parts a group has up to 128 columns.
-                if (kParts == 2) all = _mm512_add_epi32(_mm512_slli_epi32(all, 8), sum[r * kParts + 1][v]);
+                if constexpr (kParts == 2) all = _mm512_add_epi32(_mm512_slli_epi32(all, 8), sum[r * kParts + 1][v]);
                 found[v] = _mm512_cvtepi32_ps(all);
             }
             if (kForm == kFour && w.upper) {  // half of the sum of the inputs' codes, of which less has -8 times as much

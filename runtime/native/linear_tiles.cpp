@@ -21,7 +21,7 @@ constexpr int64_t kRows = 32;
 bool used = false;
 
 // Columns that an instruction takes; 0: the groups fit none.
-int step_of(int64_t group) { return group > 0 && group % 64 == 0 ? 64 : group > 0 && group % 32 == 0 ? 32 : 0; }
+int step_of(int64_t group) { return group % 64 == 0 ? 64 : group % 32 == 0 ? 32 : 0; }
 
 // 4 bit codes as bytes, in the order of 8 bit codes.
 void widen_codes(const uint8_t* codes, int64_t columns, uint8_t* to) {

@@ -19,7 +19,7 @@ from .library import processor_features
 _TILE = 32  # outputs that a tile of codes holds
 # Up to this many rows inputs keep 15 bits: reading the weight dominates, and fewer bits would gain little.
 _EXACT_ROWS = 2
-# Group size of int8 inputs, where the checkpoint does not round them.
+# Group size of inputs, where the checkpoint does not round them. Sums of 15 bits by 8 fit in 32 bits up to the largest one.
 _TOGETHER = (128, 64, 32, 16, 8)
 # More products of 255 by 128 might not fit in 32 bits.
 _LONGEST_SUM = 1 << 16

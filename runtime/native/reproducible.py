@@ -1,6 +1,6 @@
 """Batch-invariant decoder parts for a reproducible engine: a token's results depend bitwise on its own sequence alone.
 
-Elsewhere the fastest kernel is chosen by the number of rows, and kernels sum in different orders or round inputs or not; so
+Elsewhere the fastest kernel is chosen by the number of rows, and kernels sum in different orders or round inputs to int8 or 15 bits; so
 other requests and chunked prefill change a request's last bits. Here each part has one kernel for any number of rows, which
 sums each row in one order: quantized weights multiply inputs rounded to int8 (or 15 bits, with exact inputs),
 bfloat16 weights use our product for prompts, too, and every token of a prompt attends as in decoding.

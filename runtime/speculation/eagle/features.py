@@ -36,7 +36,7 @@ class Features:
 
     @torch.inference_mode()
     def write(self, slots: Tensor, also: tuple[Tensor, Tensor] | None, states: Tensor) -> None:
-        """Keep those of a step (see :class:`...decoder.draft_inputs.AuxStates`)."""
+        """Keep those of a step (see :class:`...decoder.parts.draft_inputs.AuxStates`)."""
         found = self._fuse(states)
         self._rows[slots.long()] = found
         if also is not None:

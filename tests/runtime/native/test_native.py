@@ -125,6 +125,29 @@ def test_inputs_of_few_rows_are_exact_down_to_a_64th_of_the_largest(
     assert ((all_rows(x).double() - expected).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_long_rows_by_two_tiles(
+    compiled: ModuleType, monkeypatch: pytest.MonkeyPatch, bits: int, asymmetric: bool
+) -> None:
+    """An odd number of tiles, the last one not whole; on more threads there are too few pairs, and each tile is alone."""
+    matrix = _matrix(bits, 270, 4096, 128, asymmetric=asymmetric, dtype=torch.bfloat16)
+    bias, weight = _random(270, seed=1), matrix_in_float64(matrix)
+    linear, rounded = (CodesLinear(compiled, matrix, bias, exact=False, few_exact=few) for few in (True, False))
+    x = _random(4, 4096, seed=2).bfloat16()
+    expected = x.double() @ weight.T + bias.bfloat16().double()
+    alone = CodesLinear(compiled, matrix, bias, exact=True)(x)
+    all_rows = rounded(x)
+    assert _error(alone, expected) < 0.003
+    assert _error(all_rows, expected) < 0.015
+    for threads in (1, 2, 8):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        for rows in (1, 2):
+            assert torch.equal(linear(x[:rows]), alone[:rows])
+        for rows in (1, 2, 3, 4):
+            assert torch.equal(rounded(x[:rows]), all_rows[:rows])
+
+
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_columns_in_activation_order(compiled: ModuleType, rows: int) -> None:
     matrix = _matrix(4, 75, 256, 32, asymmetric=True, dtype=torch.bfloat16)
