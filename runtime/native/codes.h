@@ -22,13 +22,14 @@ inline __m512 scales_at(const void* scales, int64_t place) {
 //
 // Where the checkpoint fixes the scale, codes are what its own arithmetic gives: quotients are bfloat16 before they are rounded.
 //
-// With two parts, inputs are integers of 15 bits: how many times 256 they are is a row of its own here, and the rest the next one. Scales
+// With two parts, inputs are integers of 16 bits: how many times 256 they are is a row of its own here, and the rest the next one. Scales
 // are powers of two, so that bfloat16 numbers down to a 64th of their group's largest are not changed. A group has up to 128 columns then.
 //
 // Such rows stand in panels of up to `most`; a panel holds [4 columns][row][4 codes], so that a step of the loop over columns
 // reads one stretch of memory, whatever the number of rows. Room is made for a multiple of `multiple` rows.
 struct Rounded {
-    static constexpr int kExponent = 13;  // of the largest number of 15 bits, of which one is the sign
+    static constexpr int kExponent = 14;        // of the largest number of 16 bits, of which one is the sign
+    static constexpr float kLargest = 32639.0f;  // that has two parts of int8
 
     std::vector<int8_t> codes;
     std::vector<float> scales;
@@ -96,7 +97,8 @@ struct Rounded {
         bool strange;
         const float largest = largest_of(x, strange);
         const bool sound = !strange && std::isfinite(largest);
-        const int exponent = sound && largest > 0 ? kExponent - std::ilogb(largest) : 0;
+        int exponent = sound && largest > 0 ? kExponent - std::ilogb(largest) : 0;
+        if (sound && std::ldexp(largest, exponent) > kLargest) exponent--;
         const __m512 factor = _mm512_set1_ps(float(exponent));
         __m512i sum = _mm512_setzero_si512();
         for (int64_t k = 0; k < group; k += 16) {

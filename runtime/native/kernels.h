@@ -27,7 +27,7 @@ struct Codes {
     float input_scale;  // of all inputs that are rounded; 0: computed from each group of them
 };
 
-// out[rows, outputs] = x[rows, columns] times the weight. `group` inputs are rounded together: to int8, or with two `parts` to 15 bits.
+// out[rows, outputs] = x[rows, columns] times the weight. `group` inputs are rounded together: to int8, or with two `parts` to 16 bits.
 void linear_codes(const Codes& weight, const bf16* x, int64_t rows, int64_t group, int parts, bf16* out, int threads);
 
 // What linear_codes gives with one part, to the bit, on matrix tiles; emulated, for tests, where this processor has none or they are not used.

@@ -17,9 +17,9 @@ from ..weights.rounding import is_fixed_int8, rounding_explanation
 from .library import processor_features
 
 _TILE = 32  # outputs that a tile of codes holds
-# Up to this many rows inputs keep 15 bits: reading the weight dominates, and fewer bits would gain little.
+# Up to this many rows inputs keep 16 bits: reading the weight dominates, and fewer bits would gain little.
 _EXACT_ROWS = 2
-# Group size of inputs, where the checkpoint does not round them. Sums of 15 bits by 8 fit in 32 bits up to the largest one.
+# Group size of inputs, where the checkpoint does not round them. Sums of 16 bits by 8 fit in 32 bits up to the largest one.
 _TOGETHER = (128, 64, 32, 16, 8)
 # More products of 255 by 128 might not fit in 32 bits.
 _LONGEST_SUM = 1 << 16
@@ -31,7 +31,7 @@ DENSE_ROWS = 8 if "amx_bf16" in processor_features() else 64 if "avx512_bf16" in
 class CodesLinear:
     """4- or 8-bit codes, multiplied as stored; 2- and 3-bit codes are widened to 4 bits.
 
-    Inputs of few rows are rounded to 15 bits, so that bfloat16 numbers down to a 64th of the largest in their group are exact; those
+    Inputs of few rows are rounded to 16 bits, so that bfloat16 numbers down to a 64th of the largest in their group are exact; those
     of more rows to int8, unless ``exact``, which takes twice as many products. Without ``few_exact`` the inputs of few
     rows are rounded to int8, too. In either case a row's results do not depend on the other rows.
 
@@ -153,12 +153,12 @@ class CodesLinear:
             rounded = rounding_explanation(matrix.inputs) if is_fixed_int8(matrix.inputs) else ", int8 inputs by token"
             return f"Smelt's kernel, {matrix.format} weights{kept}{rounded}"
         if self._exact > 1 << 32:
-            return f"Smelt's kernel, {matrix.format} weights{kept}, inputs of 15 bits in groups of {self._group}"
+            return f"Smelt's kernel, {matrix.format} weights{kept}, inputs of 16 bits in groups of {self._group}"
         tiles = ", many rows on matrix tiles" if self._kernels.tiles_are_used() and self._group % 32 == 0 else ""
         if self._exact == 0:
             return f"Smelt's kernel, {matrix.format} weights{kept}, int8 inputs in groups of {self._group}{tiles}"
         many = f"then int8 in groups of {self._group}{tiles}"
-        return f"Smelt's kernel, {matrix.format} weights{kept}, inputs of 15 bits up to {self._exact} rows, {many}"
+        return f"Smelt's kernel, {matrix.format} weights{kept}, inputs of 16 bits up to {self._exact} rows, {many}"
 
 
 class NativeDenseLinear:

@@ -21,7 +21,7 @@ class NestedOperators(NativeOperators):
 
     Args:
         kernels: the compiled module.
-        exact: whether inputs keep 15 bits instead.
+        exact: whether inputs keep 16 bits instead.
     """
 
     def __init__(self, kernels: ModuleType, exact: bool) -> None:

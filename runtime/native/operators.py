@@ -26,7 +26,7 @@ class NativeOperators(Operators):
 
     Args:
         kernels: the compiled module.
-        exact: whether inputs of weight-only formats keep 15 bits for any number of rows.
+        exact: whether inputs of weight-only formats keep 16 bits for any number of rows.
         few_exact: whether they do for one row or two, where that costs little.
     """
 

@@ -1,8 +1,8 @@
 """Batch-invariant decoder parts for a reproducible engine: a token's results depend bitwise on its own sequence alone.
 
-Elsewhere the fastest kernel is chosen by the number of rows, and kernels sum in different orders or round inputs to int8 or 15 bits; so
+Elsewhere the fastest kernel is chosen by the number of rows, and kernels sum in different orders or round inputs to int8 or 16 bits; so
 other requests and chunked prefill change a request's last bits. Here each part has one kernel for any number of rows, which
-sums each row in one order: quantized weights multiply inputs rounded to int8 (or 15 bits, with exact inputs),
+sums each row in one order: quantized weights multiply inputs rounded to int8 (or 16 bits, with exact inputs),
 bfloat16 weights use our product for prompts, too, and every token of a prompt attends as in decoding.
 """
 
@@ -30,7 +30,7 @@ class ReproducibleOperators(NativeOperators):
 
     Args:
         kernels: the compiled module.
-        exact: whether inputs of weight-only formats keep 15 bits, for all rows; otherwise they are rounded to int8 for all.
+        exact: whether inputs of weight-only formats keep 16 bits, for all rows; otherwise they are rounded to int8 for all.
     """
 
     takes_adapters = False

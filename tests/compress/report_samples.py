@@ -127,9 +127,9 @@ def speed(decode: float, prefill: float, bytes_read: int) -> Speed:
         decode_time=[TimePart(name=n, seconds=s / decode) for n, s in _SHARES.items()],
         prefill_time=[TimePart(name=n, seconds=s * 512 / prefill) for n, s in _SHARES.items()],
         kernels={
-            "query, key and value": "Smelt's kernel, int4 weights, inputs of 15 bits",
-            "attention output": "Smelt's kernel, int4 weights, inputs of 15 bits",
-            "gate and up": "Smelt's kernel, int4 weights, inputs of 15 bits",
+            "query, key and value": "Smelt's kernel, int4 weights, inputs of 16 bits",
+            "attention output": "Smelt's kernel, int4 weights, inputs of 16 bits",
+            "gate and up": "Smelt's kernel, int4 weights, inputs of 16 bits",
             "down of layers 0, 1": "torch, bfloat16, stored as int4",
             "head": "torch, bfloat16",
         },

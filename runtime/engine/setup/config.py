@@ -58,7 +58,7 @@ class EngineConfig:
         kv_dtype: KV cache dtype: ``auto`` (the compute dtype), ``int8``, ``fp8`` or, on a GPU, ``int4``,
             with a scale for each head and position; int4 keys are rotated, which spreads their outliers.
         native: use Smelt's compiled CPU kernels, in bfloat16; otherwise torch's operators.
-        exact_inputs: inputs of weight-only formats keep 15 bits on a CPU also for many rows, where int8 is faster.
+        exact_inputs: inputs of weight-only formats keep 16 bits on a CPU also for many rows, where int8 is faster.
         reproducible: batch-invariant: give a request bitwise the same tokens and log probabilities, regardless of other requests,
             chunked prefill and preemption; in bfloat16 on Smelt's compiled CPU kernels. docs/runtime.md has its cost.
         device: ``cpu``, or ``cuda`` for a GPU with all of a step on Triton kernels; which has not been run on one yet.

@@ -113,15 +113,18 @@ def test_inputs_of_few_rows_are_exact_down_to_a_64th_of_the_largest(
     weight = matrix_in_float64(matrix)
     linear, all_rows = CodesLinear(compiled, matrix, None, exact=False), CodesLinear(compiled, matrix, None, exact=True)
     magnitudes = torch.rand(40, 128, generator=torch.Generator().manual_seed(1)) * 63 + 1
-    x = (magnitudes * _random(40, 128, seed=2).sign() * torch.logspace(-30, 30, 40).unsqueeze(1)).bfloat16()
+    factors = torch.logspace(-30, 30, 40)
+    factors[20] = 1
+    x = (magnitudes * _random(40, 128, seed=2).sign() * factors.unsqueeze(1)).bfloat16()
+    x[20, 3] = 127.5  # all bits of its mantissa are ones
     expected = x.double() @ weight.T
     assert torch.equal(all_rows(x), expected.bfloat16())
     for first in range(0, 40, 2):
         assert torch.equal(linear(x[first : first + 2]), expected[first : first + 2].bfloat16())
-    # Smaller ones are rounded: to the nearest multiple of at most an 8192th of the largest.
+    # Smaller ones are rounded: to the nearest multiple of at most a 16,320th of the largest.
     x[:, 5] *= 1000
     expected, largest = x.double() @ weight.T, x.double().abs().amax(-1, keepdim=True)
-    bound = largest / 2**14 * weight.abs().sum(-1) + expected.abs() / 2**8
+    bound = largest / 32640 * weight.abs().sum(-1) + expected.abs() / 2**8
     assert ((all_rows(x).double() - expected).abs() <= bound).all()
 
 
