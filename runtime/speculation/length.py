@@ -130,6 +130,7 @@ class AdaptiveDrafts(FixedDrafts):
         branches: the most branches of a chain.
         longest_branch: how many tokens each may have; None for as many as the chain.
         ends_by_odds: whether chains can end where the drafter is not sure.
+        clock: what time it is, in seconds, for what deciding itself takes.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class AdaptiveDrafts(FixedDrafts):
         longest_branch: int | None = 1,
         *,
         ends_by_odds: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(most, branches, longest_branch)
         self._unprepared = unprepared
@@ -156,6 +158,7 @@ class AdaptiveDrafts(FixedDrafts):
         self._of_each: WeakKeyDictionary[Sequence, AcceptanceShare] = WeakKeyDictionary()
         self._by_odds = AcceptanceByOdds()
         self._ends_by_odds = ends_by_odds
+        self._clock = clock
         self._lost = self._spent = 0.0
         self._trying = 0.0  # what tries were expected to lose
         self._deciding = 0.0  # seconds that the last decision took
@@ -169,9 +172,9 @@ class AdaptiveDrafts(FixedDrafts):
         if self._skipped > 0:
             self._skipped -= 1
             return {}
-        begun = time.perf_counter()
+        begun = self._clock()
         found = self._chosen(plan, budget)
-        self._deciding = time.perf_counter() - begun
+        self._deciding = self._clock() - begun
         if not found and self._verifying.is_known and not self._compares(plan):
             # Deciding takes less than a millisecond, which is not nothing beside a small model's steps.
             self._skipped = min(_MOST_SKIPPED, int(self._deciding / (_MOST_DECIDING * self._without_drafts(plan))))
@@ -297,10 +300,10 @@ class AdaptiveDrafts(FixedDrafts):
             self._unlearned -= 1
             self._passed += total
             return
-        begun = time.perf_counter()
+        begun = self._clock()
         super().ran(plan, drafted, now)
         self._learn(plan, drafted, total)
-        learning = time.perf_counter() - begun
+        learning = self._clock() - begun
         self._spent, self._lost = self._spent + learning, self._lost + learning
         if not drafted.of and total > 0:
             # As in deciding: a few microseconds of a small model's step.
