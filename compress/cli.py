@@ -10,6 +10,7 @@ import sys
 
 import typer
 
+from ..system.processes.garbage import collect_old_seldom
 from .commands import (
     bench,
     chat,
@@ -96,6 +97,7 @@ app.add_typer(kernels.app, name="kernels")
 
 def main() -> None:
     """Parse the command line and run the command."""
+    collect_old_seldom()
     for argument in sys.argv[1:]:
         if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
             shown = argument.encode(errors="replace").decode()

@@ -14,11 +14,14 @@ import sys
 import time
 from typing import Any
 
+from ...system.processes.garbage import collect_old_seldom
+
 _WARM_UP_SECONDS = 0.25
 
 
 def main() -> None:
     """Answer commands until standard input ends."""
+    collect_old_seldom()
     # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -53,7 +56,7 @@ class _Worker:
     def machine(self, dtype: str, device: str) -> dict[str, Any]:
         import torch
 
-        from ...runtime.measure.bench import machine_rates
+        from ...runtime.measure.machine_rates import machine_rates
 
         found = machine_rates(torch.device(device), getattr(torch, dtype))
         return {"read": found.read_bytes, "operations": found.operations}

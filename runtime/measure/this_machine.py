@@ -17,7 +17,7 @@ def rates_of_this_machine(log: Log) -> Callable[[], tuple[float, float]]:
     def measured() -> tuple[float, float]:
         import torch
 
-        from .bench import product_rate, read_rate
+        from .machine_rates import product_rate, read_rate
 
         log("this machine is not calibrated: measuring its bandwidth and products (smelt bench --calibrate is better)")
         return read_rate(), product_rate(torch.bfloat16)

@@ -205,7 +205,7 @@ def _host(scenario: Scenario, device: DeviceCost, ways: int) -> dict[str, Any]:
 
 def _copy_rate() -> float:
     """Bytes a second that this machine's memory copies."""
-    from ...measure.bench import read_rate
+    from ...measure.machine_rates import read_rate
 
     return read_rate() / 2
 

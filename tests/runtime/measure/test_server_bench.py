@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 from smelt.compress.cli import app
-from smelt.runtime.measure.bench import BenchResult, MachineSpeed, table
+from smelt.runtime.measure.bench import BenchResult, table
 from smelt.runtime.measure.load_result import LoadResult, RequestTimes
+from smelt.runtime.measure.machine_rates import MachineSpeed
 from smelt.runtime.measure.server_bench import ServerBench, ServerBenchResult, measure_server, server_table
 from smelt.runtime.measure.server_client import ServerClient, ServerProblem
 from smelt.runtime.measure.server_info import ServerInfo
