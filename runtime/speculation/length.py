@@ -13,6 +13,7 @@ from ..scheduling.drafting import DraftSize, most_drafts, takes_drafts
 from ..scheduling.plan import StepPlan
 from .acceptance import AcceptanceByOdds, AcceptanceShare, WorthOfTokens
 from .counts import DraftCounts, DraftOutcome
+from .preparing import Preparing
 from .times_by_rows import TimesByRows
 
 # The share of all time that drafts may have cost more than they gained, and the seconds in which half of the past is forgotten.
@@ -37,8 +38,8 @@ _MEASURED, _SHORTER = 3, 0.95
 # gain; and how many without follow each other then, at least.
 _FRESH, _LEAST_FRESH, _PER_GAIN = 64, 8, 64
 _COMPARED = 2
-# Tokens that a drafter may compute before a draft that is only tried.
-_FEW = 16
+# Tokens that a drafter computes together in a step that takes about as long as for one, as long as nothing else is known.
+_TOGETHER = 16
 # Of all sequences together.
 _ALL_KEPT = 0.999
 
@@ -146,8 +147,7 @@ class AdaptiveDrafts(FixedDrafts):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(most, branches, longest_branch)
-        self._unprepared = unprepared
-        self._per_prepared: float | None = None  # seconds of a token
+        self._preparing = Preparing(unprepared)
         self._verifying, self._drafting = verifying, drafting
         self._plain = TimesByRows()  # of steps without drafts
         self._first: dict[int, list[float]] = {}  # the first ones of each number of sequences
@@ -228,10 +228,9 @@ class AdaptiveDrafts(FixedDrafts):
             chosen = self._tried([sequence for _, sequence in taking], shares, most, rows, plain)
         else:
             self._fresh = min(_FRESH, max(_LEAST_FRESH, int(_PER_GAIN * (best * plain / len(taking) - 1))))
-            gain = 1 - len(taking) / plain / best  # the share of all time that drafts save
+            gain = plain / len(taking) - 1 / best  # seconds that drafts save for each token
             for i, (_, sequence) in enumerate(taking):
-                left = sequence.request.grows_to - len(sequence.tokens)
-                if chosen[i] and self._preparing(sequence) > gain * left * plain:
+                if chosen[i] and not self._preparing.pays(sequence, gain, self._prepared_guess):
                     chosen[i] = 0
         sizes = {
             place: DraftSize(length, others.count, others.tokens)
@@ -292,6 +291,7 @@ class AdaptiveDrafts(FixedDrafts):
     def begin_load(self) -> None:
         """Forget what drafts have cost; what is known of times and acceptance stays."""
         self._lost = self._spent = self._trying = 0.0
+        self._preparing.begin_load()
 
     def ran(self, plan: StepPlan, drafted: Drafted, now: float) -> None:
         """Learn from a step."""
@@ -312,10 +312,10 @@ class AdaptiveDrafts(FixedDrafts):
     def _learn(self, plan: StepPlan, drafted: Drafted, total: float) -> None:
         kept = 0.5 ** ((total + self._passed) / _REMEMBERED)
         self._spent = self._spent * kept + total + self._passed
+        self._preparing.passed(total + self._passed)
         self._lost, self._trying, self._passed = self._lost * kept, self._trying * kept, 0.0
-        if drafted.prepared:
-            each = drafted.preparing / drafted.prepared
-            self._per_prepared = each if self._per_prepared is None else (self._per_prepared + each) / 2
+        self._preparing.learn(drafted.prepared, drafted.preparing)
+        self._preparing.ended(chunk.sequence for chunk in plan.chunks)
         if plan.has_prompts:
             return
         sequences = len(plan.chunks)
@@ -330,7 +330,9 @@ class AdaptiveDrafts(FixedDrafts):
         self._learn_drafting(drafted)
         # The same tokens, a step for each of a sequence's.
         gained = sum(each.accepted + each.on_branch for each in drafted.of.values()) / sequences
-        self._lost += seconds - self._plain.of(sequences) * (1 + gained)
+        lost = seconds - self._plain.of(sequences) * (1 + gained)
+        self._lost += lost
+        self._preparing.gained(-lost)
         self._left[sequences] -= 1
 
     def _learn_plain(self, sequences: int, seconds: float) -> None:
@@ -372,12 +374,10 @@ class AdaptiveDrafts(FixedDrafts):
             elif outcome.is_chain_wrong:
                 self._caught.fade(_ALL_KEPT)
 
-    def _preparing(self, sequence: Sequence) -> float:
-        """Seconds before the drafter can draft for a sequence."""
-        count = self._unprepared(sequence)
-        if count == 0 or self._drafting is None:
-            return 0.0
-        return self._drafting.of(1) if self._per_prepared is None else count * self._per_prepared
+    @property
+    def _prepared_guess(self) -> float:
+        """Seconds of a token that the drafter prepares, before any was measured."""
+        return self._drafting_seconds_of(_TOGETHER) / _TOGETHER
 
     def _share(self, sequence: Sequence) -> float:
         everyone = self._of_all.share(_FIRST, _FIRST_COUNTS)
@@ -429,12 +429,10 @@ class AdaptiveDrafts(FixedDrafts):
         self, sequences: list[Sequence], shares: list[float], most: list[int], rows: int, plain: float
     ) -> list[int]:
         """A token for each sequence, if it may be lost; none otherwise."""
-        lengths = [min(1, limit) for limit in most]
-        # For those that it would have to prepare itself for, a try is too dear.
-        lengths = [
-            0 if self._unprepared(sequence) > _FEW else length
-            for sequence, length in zip(sequences, lengths, strict=True)
-        ]
+        ready = self._preparing.tried(sequences, self._prepared_guess)
+        lengths = [min(int(each), limit) for each, limit in zip(ready, most, strict=True)]
+        if not any(lengths):
+            return lengths
         expected = self._seconds(rows, lengths) - plain * self._tokens(shares, lengths) / len(shares)
         # What was gained before is no reason to lose it.
         if max(self._lost, 0.0) + self._trying + expected > _MOST_LOST / 2 * self._spent:

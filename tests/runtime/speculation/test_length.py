@@ -329,16 +329,71 @@ def test_what_cannot_be_of_use_is_not_drafted() -> None:
     assert drafts.sizes(StepPlan([Chunk(prompt, 3, 1, is_last=True)]), 512) == {}
 
 
-def test_a_drafter_that_must_read_a_long_text_first_is_not_asked_for_few_tokens() -> None:
-    drafts = adaptive(times(memory_bound), times(a_quarter), unprepared=lambda _: 1000)
-    plan = decodes(1)
-    for _ in range(3):
-        assert drafts.sizes(plan, 512) == {}  # what a step takes without drafts is to be known first
-        drafts.ran(plan, Drafted({}, 0.0), 0.06)
-    outcomes = {plan.chunks[0].sequence: DraftOutcome(2, 2)}
-    drafts.ran(plan, Drafted(outcomes, 0.03, prepared=1000, preparing=1.0), 1.09)
-    assert drafts.sizes(decodes(1, grows_to=12), 512) == {}
-    assert drafts.sizes(decodes(1, grows_to=400), 512)
+class Requests:
+    """One after another, in a world whose drafter has to read a request's tokens before it drafts for them.
+
+    Args:
+        reading: seconds of each token that it reads.
+    """
+
+    def __init__(self, reading: float) -> None:
+        self.reading = reading
+        self.drafts = adaptive(times(memory_bound), times(a_quarter), unprepared=self.unread)
+        self.read: dict[Sequence, int] = {}
+        self.draw = random.Random(0)
+        self.drafted = 0
+
+    def unread(self, sequence: Sequence) -> int:
+        return len(sequence.tokens) - self.read.get(sequence, 0)
+
+    def answer(self, count: int, *, prompt: int, length: int, most: int, accepted: float) -> tuple[float, float]:
+        """So many requests whose answers end after ``length`` tokens and could have ``most``: how many times as fast as without drafts, and the share of steps with some."""
+        seconds, steps, drafted = 0.0, 0, 0
+        for _ in range(count):
+            request = Request("", [1] * prompt, SamplingParams(max_tokens=None), prompt + most, forked=True)
+            sequence = Sequence(request, 0, [1] * (prompt + 1))
+            request.sequences = [sequence]
+            while len(sequence.tokens) < prompt + length:
+                plan = StepPlan([Chunk(sequence, len(sequence.tokens) - 1, 1, is_last=True)])
+                chain = next((size.chain for size in self.drafts.sizes(plan, 512).values()), 0)
+                right = 0
+                while right < chain and self.draw.random() < accepted:
+                    right += 1
+                drafting, preparing, prepared = chain * a_quarter(1), 0.0, 0
+                if chain:
+                    prepared = self.unread(sequence)
+                    preparing, self.read[sequence] = prepared * self.reading, len(sequence.tokens)
+                sequence.tokens += [1] * (1 + right)
+                whole = preparing + drafting + memory_bound(1 + chain)
+                sequence.finish = "stop" if len(sequence.tokens) >= prompt + length else None
+                outcomes = {sequence: DraftOutcome(chain, right)} if chain else {}
+                self.drafts.ran(plan, Drafted(outcomes, drafting, prepared, preparing), whole)
+                seconds, steps, drafted = seconds + whole, steps + 1, drafted + bool(chain)
+        return count * (length - 1) * memory_bound(1) / seconds, drafted / steps
+
+
+def test_a_drafter_reads_long_texts_for_long_answers() -> None:
+    assert Requests(0.001).answer(20, prompt=1000, length=400, most=400, accepted=0.9)[0] > 1.3
+    gain, drafted = Requests(0.001).answer(20, prompt=1000, length=9, most=9, accepted=0.9)
+    assert drafted == 0
+    assert gain == pytest.approx(1)
+
+
+def test_it_does_not_read_long_texts_for_answers_that_might_have_been_long() -> None:
+    """A limit of 4096 tokens says nothing: answers have twenty."""
+    assert Requests(0.0004).answer(100, prompt=4000, length=20, most=4096, accepted=0.8)[0] > 0.97
+
+
+@pytest.mark.parametrize("prompt", [5, 200, 4000])
+def test_a_drafter_that_was_of_no_use_is_tried_again(prompt: int) -> None:
+    """Also if it has to read a text for that."""
+    requests = Requests(0.0004)
+    requests.answer(5, prompt=100, length=200, most=200, accepted=0.8)  # how fast it reads is known
+    assert requests.answer(20, prompt=prompt, length=200, most=200, accepted=0.8)[1] > 0.8
+    gain, drafted = requests.answer(100, prompt=prompt, length=200, most=200, accepted=0.02)
+    assert gain > 0.97
+    assert drafted < 0.2
+    assert requests.answer(300, prompt=prompt, length=200, most=200, accepted=0.8)[1] > 0.8
 
 
 def test_times_are_on_lines_between_measured_ones() -> None:
