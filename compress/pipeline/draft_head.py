@@ -47,7 +47,7 @@ _SEED = 0
 # Of a weight in training: itself, its gradient and two moments, in float32.
 _TRAINED = 16
 # Rows of a head's activations that are kept for its gradient, for each place of a draft, as a factor of its width.
-_KEPT = 24
+_KEPT, _PLACES = 24, 4
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,9 @@ def _cost(settings: Training, model: OpenModel, shape: HeadShape) -> Cost:
     tokens = settings.batch // settings.accumulate * settings.length
     width = shape.config.hidden_size + shape.config.intermediate_size
     scores = settings.batch // settings.accumulate * shape.config.num_attention_heads * settings.length**2
-    activations = tokens * (_KEPT * width + 3 * whole) * 4 + 8 * scores * 4
+    # The model's logits and probabilities, and those that each place of a draft learns from.
+    probabilities = max(3 * whole, 2 * whole + _PLACES * shape.vocabulary)
+    activations = tokens * (_KEPT * width + probabilities) * 4 + 8 * scores * 4
     read = settings.steps * settings.batch * settings.length
     operations = read * (2.0 * theirs + 4 * 6.0 * mine)
     return Cost(theirs * itemsize + mine * _TRAINED + activations, 2 * 12 * mine + 8 * read, operations)

@@ -42,20 +42,28 @@ class HeadShape:
             layers: how many it has.
             vocabulary: of the head.
         """
-        heads, width = int(config.num_attention_heads), int(config.hidden_size)
+        width = int(config.hidden_size)
+        size = getattr(config, "head_dim", None) or width // int(config.num_attention_heads)
+        # Llama's heads divide its width, which those of a pruned model need not.
+        shared = math.gcd(getattr(config, "num_key_value_heads", None) or int(config.num_attention_heads), width)
+        heads = max(
+            n for n in range(shared, max(shared, int(config.num_attention_heads)) + 1, shared) if width % n == 0
+        )
         rope = getattr(config, "rope_parameters", None) or {}
         rope = rope if rope.get("rope_type", "default") in _ROPES and "rope_theta" in rope else {}
+        # Llama rotates all of a head, also where the model does not.
+        rope = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
         made = LlamaConfig(
             vocab_size=config.vocab_size,
             hidden_size=width,
             intermediate_size=getattr(config, "intermediate_size", None) or 4 * width,
             num_hidden_layers=1,
             num_attention_heads=heads,
-            num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or width // heads,
+            num_key_value_heads=shared,
+            head_dim=size,
             max_position_embeddings=config.max_position_embeddings,
             rms_norm_eps=getattr(config, "rms_norm_eps", None) or 1e-5,
-            rope_parameters=dict(rope) or {"rope_type": "default", "rope_theta": 10000.0},
+            rope_parameters=rope or {"rope_type": "default", "rope_theta": 10000.0},
             bos_token_id=getattr(config, "bos_token_id", None),
             eos_token_id=getattr(config, "eos_token_id", None),
             pad_token_id=None,

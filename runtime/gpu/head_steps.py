@@ -48,8 +48,8 @@ class HeadSteps(SampledSteps):
         assert isinstance(head.stack, GpuLayers)
         assert isinstance(cache, GpuKeysValues)
         rotary = RotaryBuffers(head.rotations, head.dtype, head.device, tokens=layout.room.tokens, longest=longest)
-        linears = head.linears().values()
-        super().__init__(head.stack, linears, cache, layout, state, rotary, device, head.device, graphs=graphs)
+        waits = any(one.waits for one in head.linears().values())
+        super().__init__(head.stack, waits, cache, layout, state, rotary, device, head.device, graphs=graphs)
         self._head, self._states, self._room = head, states, logits
         self._features = None if goes_on else drafter.features
         self._tokens = None if head.tokens is None else head.tokens.to(head.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..decoder.parts.operators import Rowwise
-from ..kernels.rows.normalize_rows import Norm, normalize_rows
+from ..kernels.rows.normalize_rows import WIDEST, Norm, normalize_rows
 
 
 class GpuNorm:
@@ -20,4 +20,6 @@ class GpuNorm:
         self.norm, self.plainly = norm, plainly
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        if hidden.shape[-1] > WIDEST:  # three states of a wide model together, which a draft head may norm
+            return self.plainly(hidden)
         return normalize_rows(hidden.flatten(0, -2), norm=self.norm)[1].view(hidden.shape)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ...system.progress import Log
-from ..decoder.linears.linear import Linear
 from ..decoder.model import Model
 from ..kernels.base.precompile import precompile_work
 from ..kernels.rows.sample_tokens import SamplingState, sample_tokens
@@ -60,7 +58,7 @@ class SampledSteps(ABC):
 
     Args:
         layers: what computes them.
-        linears: of these, and of what is before and after them.
+        waits: whether anything of a step synchronizes with the device, so that it cannot be captured.
         cache: keys and values.
         layout: the tables that the steps read; others may share them.
         state: how tokens are chosen, and those of each sequence so far, to which steps add theirs.
@@ -78,7 +76,7 @@ class SampledSteps(ABC):
     def __init__(
         self,
         layers: GpuLayers,
-        linears: Iterable[Linear],
+        waits: bool,
         cache: GpuKeysValues,
         layout: TableLayout,
         state: SamplingState,
@@ -95,7 +93,7 @@ class SampledSteps(ABC):
         rules = [rule for layer in cache.rules or () for rule in layer]
         self._captures = graphs and place.type == "cuda" and layers.captures
         self._captures = self._captures and not any(rule.waits for rule in rules)
-        self._captures = self._captures and not any(one.waits for one in linears)
+        self._captures = self._captures and not waits
         self._pool: Any = None
         self._stream = torch.cuda.Stream(place) if self._captures else None
 
@@ -197,8 +195,8 @@ class ModelSteps(SampledSteps):
     ) -> None:
         assert isinstance(model.stack, GpuLayers)
         rotary = RotaryBuffers(model.rotations, model.dtype, model.device, tokens=layout.room.tokens, longest=longest)
-        linears = model.linears().values()
-        super().__init__(model.stack, linears, cache, layout, state, rotary, device, model.device, graphs=graphs)
+        waits = any(one.waits for one in model.linears().values()) or (model.aux is not None and model.aux.waits)
+        super().__init__(model.stack, waits, cache, layout, state, rotary, device, model.device, graphs=graphs)
         self._model, self._room = model, logits
 
     def _hidden(self, kind: StepKind, tokens: Tokens, step: GpuStep) -> Tensor:

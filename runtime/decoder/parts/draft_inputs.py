@@ -19,10 +19,15 @@ class AuxStates:
         after: after how many layers, each; the number of all layers stands for what the last one leaves.
         store: the keys and values that these tokens have; steps with others leave none.
         sink: gets a step's states ``[tokens, len(after) x hidden]``, and the cache slots of its tokens.
+        waits: whether the sink synchronizes with the device, so that no graph can have it.
+
+    Attributes:
+        waits: the same.
     """
 
-    def __init__(self, after: Sequence[int], store: Any, sink: StatesSink) -> None:
+    def __init__(self, after: Sequence[int], store: Any, sink: StatesSink, *, waits: bool) -> None:
         self._after, self._store, self._sink = tuple(after), store, sink
+        self.waits = waits
         self._states = torch.empty(0)
 
     def belongs(self, store: Any) -> bool:

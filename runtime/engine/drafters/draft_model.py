@@ -124,6 +124,10 @@ class DraftModel:
         model = self.model
         return model.operators.block_bytes(model.cached_heads, model.spec.head_size, block_size, model.dtype)
 
+    def step_bytes(self, tokens: int) -> int:
+        """Nothing: its steps come between the model's, and are smaller."""
+        return 0
+
     def drafter(
         self,
         model: Model,

@@ -29,6 +29,10 @@ class DraftWeights(Protocol):
         """Bytes that it adds to a cache block."""
         ...
 
+    def step_bytes(self, tokens: int) -> int:
+        """Bytes that it adds to a step of the model, of so many tokens."""
+        ...
+
     def drafter(
         self,
         model: Model,

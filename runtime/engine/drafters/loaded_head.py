@@ -70,6 +70,10 @@ class LoadedHead:
         """Bytes that it adds to a cache block."""
         return self.head.block_bytes(block_size)
 
+    def step_bytes(self, tokens: int) -> int:
+        """Bytes that it adds to a step of the model."""
+        return self.head.step_bytes(tokens)
+
     def drafter(
         self,
         model: Model,
@@ -84,7 +88,7 @@ class LoadedHead:
         """The drafter, for which the model's steps leave features from here on."""
         head, size = self.head, config.block_positions
         features = Features(head.fuse, blocks, size, head.hidden, head.dtype, head.device)
-        model.aux = AuxStates(head.after, store, features.write)
+        model.aux = AuxStates(head.after, store, features.write, waits=head.fuse_waits)
         if host is not None:
             host.hold(features.by_block())
         return HeadDrafter(

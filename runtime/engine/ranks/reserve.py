@@ -92,6 +92,8 @@ def reserve(
         activations = 2 * measured_activations(model, token_budget, max_sequences, block_size) + _SUMS
         activations += rows * 12 * spec.vocabulary
         activations += max_sequences * (4 * max_length + 12 * -(-max_length // block_size))
+    if drafter is not None:
+        activations += drafter.step_bytes(token_budget)
     if model.context.count > 1:
         shared = max(model.cached_heads)
         heads = -(-spec.most_heads // model.ranks.count)

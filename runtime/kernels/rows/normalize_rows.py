@@ -18,7 +18,7 @@ from .quantize_rows import LARGEST, NAMES, TARGETS_OF, rounded, scale_of
 from .quantize_rows import reference as codes_and_scales
 
 _BLOCK = 128
-_WIDEST = 16384  # what 16 warps hold in their registers, with all that is added and multiplied
+WIDEST = 16384  # what 16 warps hold in their registers, with all that is added and multiplied
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,8 @@ def launch_of(
         ValueError: rows are too long.
     """
     columns = x.shape[1]
-    if columns > _WIDEST:
-        raise ValueError(f"rows of {columns} elements cannot be normed; a program holds at most {_WIDEST}")
+    if columns > WIDEST:
+        raise ValueError(f"rows of {columns} elements cannot be normed; a program holds at most {WIDEST}")
     first, last = before or _ABSENT, norm or _ABSENT
     by_block = scales is not None and scales.dim() == 2
     block = 1 << max(_BLOCK - 1, columns - 1).bit_length()

@@ -59,6 +59,7 @@ class DraftHead:
         settings = checkpoint.settings
         self._fuse = load.linear("fc", shape=(spec.hidden, STATES * model.spec.hidden))
         checkpoint.check()
+        self._norms_all = settings.norms_all
         self._norm_all = load.norm("input_norm" if settings.norms_all else None)
         self._norm_each: Callable[[Tensor], Tensor] | None = None
         if settings.norms_each:
@@ -155,6 +156,17 @@ class DraftHead:
         """Memory of a cache block: its keys and values, and the fused states of the tokens."""
         kept = self._operators.block_bytes(self._spec.cached_heads, self._spec.head_size, block_size, self.dtype)
         return kept + block_size * self.hidden * self.dtype.itemsize
+
+    @property
+    def fuse_waits(self) -> bool:
+        """Whether fusing synchronizes with the device."""
+        return self._fuse.waits
+
+    def step_bytes(self, tokens: int) -> int:
+        """Memory of fusing the states of so many tokens."""
+        read = self._fuse.columns  # taken, normed together, or normed each and multiplied
+        copies = 1 + (self._norm_each is not None) * 2 + self._norms_all
+        return tokens * (copies * read + 2 * self.hidden) * self.dtype.itemsize
 
     def batch(self, runs: list[Run], block_size: int) -> Batch:
         """A step's tokens."""

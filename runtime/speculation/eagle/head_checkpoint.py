@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ....models.directory.config_checks import raw_problem
+from ....models.directory.config_checks import config_problem, raw_problem
 from ....system.errors import RuntimeProblem, SmeltError
 from ....system.storage.files import read_json
 from ...decoder.architectures import DecoderSpec, Names, spec_of
@@ -98,9 +98,10 @@ class HeadCheckpoint(Checkpoint):
                 f"{path}: it reads the last layer's states alone, as EAGLE and EAGLE-2 do; draft heads must be of EAGLE-3"
             )
         # Two conventions: vLLM's numbers are of the layers that read the states, SGLang's, within eagle_config, of those that leave them.
-        after, shift = data.get(_LAYERS), 0
+        # An empty list is none: the authors' own choice.
+        after, shift = data.get(_LAYERS) or None, 0
         if after is None and isinstance(eagle, dict):
-            after, shift = eagle.get(_LAYERS), 1
+            after, shift = eagle.get(_LAYERS) or None, 1
         ids = isinstance(after, list) and all(type(each) is int and each >= 0 for each in after)
         if not (after is None or (ids and len(after) == STATES)) or not isinstance(size, int) or size < 1:
             raise RuntimeProblem(
@@ -129,6 +130,9 @@ class HeadCheckpoint(Checkpoint):
         except Exception as error:  # transformers computes with the file's values
             first = " ".join(str(error).split())[:200]
             raise RuntimeProblem(f"{path}: transformers cannot read its Llama layer ({first})") from None
+        problem = config_problem(config)
+        if problem:
+            raise RuntimeProblem(f"{path}: {problem}; fix it, or download it again")
         if config.num_hidden_layers != 1:
             raise RuntimeProblem(
                 f"{path}: it has {config.num_hidden_layers} layers; draft heads of one layer are supported"
@@ -161,13 +165,38 @@ class HeadCheckpoint(Checkpoint):
         return replace(spec, names=names, layers=layers)
 
     def check(self) -> None:
-        """Check the lengths of its norms, which kernels read unseen; other shapes are checked as they are read."""
-        hidden = self.config.hidden_size
+        """Check what kernels read unseen: the lengths of norms and biases, and its feed-forward part. Other shapes are checked as they are read."""
+        hidden, inner, states = self.config.hidden_size, self.config.intermediate_size, self._sizes("fc")[1]
+        mlp = f"{self.spec.names.layer}mlp."
+        for name, size in (
+            ("gate_proj", (inner, hidden)),
+            ("up_proj", (inner, hidden)),
+            ("down_proj", (hidden, inner)),
+        ):
+            found = self._sizes(mlp + name)
+            if found != size:
+                raise self._misshapen(mlp + name, found, size)
         for name in self.weights.names():
-            part = name.removesuffix(".weight")
-            if part.endswith("norm") and not part.startswith("verifier"):
-                length = self.layout("fc").columns if part == "input_norm" else hidden
-                if self.shape(name) != (length,):
-                    raise RuntimeProblem(
-                        f"{self.path}: {name} has the shape {list(self.shape(name))}, and must have {length} values; download the head again"
-                    )
+            part, _, kind = name.rpartition(".")
+            length = None
+            if kind == "bias":
+                length = self._sizes(part)[0]
+            elif part == "input_norm":
+                length = states
+            elif part.startswith("fc_norm."):
+                length = states // STATES
+            elif part.endswith("norm") and not part.startswith("verifier"):
+                length = hidden
+            if length is not None and self.shape(name) != (length,):
+                raise self._misshapen(name, self.shape(name), (length,))
+
+    def _sizes(self, name: str) -> tuple[int, int]:
+        if not self.has_matrix(name):
+            raise RuntimeProblem(f"{self.path}: the draft head lacks {name}.weight; download it again")
+        layout = self.layout(name)
+        return layout.rows, layout.columns
+
+    def _misshapen(self, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> RuntimeProblem:
+        return RuntimeProblem(
+            f"{self.path}: {name} has the shape {list(found)}, and must have {list(wanted)}; download the head again"
+        )

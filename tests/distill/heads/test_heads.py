@@ -25,7 +25,10 @@ from smelt.models.directory.directory import ModelDirectory
 from smelt.models.structure.open_model import OpenModel
 from smelt.quant.scheme import resolve
 from smelt.runtime import Engine, SamplingParams
-from transformers import AutoModelForCausalLM
+from smelt.runtime.decoder.architectures import spec_of
+from smelt.runtime.decoder.parts.rope import Rotations
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, Phi3Config, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from typer.testing import CliRunner
 
 from ...runtime.speculation.head_reference import ReferenceHead
@@ -53,6 +56,26 @@ def head(tiny: Callable[..., Path]) -> ReferenceHead:
         norms_each=True,
         norms_outputs=True,
     ).eval()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPTNeoXConfig(vocab_size=64, hidden_size=64, num_attention_heads=4, num_hidden_layers=4, rotary_pct=0.25),
+        Phi3Config(vocab_size=64, hidden_size=64, num_attention_heads=4, num_hidden_layers=4, partial_rotary_factor=0.75, pad_token_id=0),
+        Qwen3Config(vocab_size=64, hidden_size=64, num_attention_heads=6, num_key_value_heads=2, head_dim=16, num_hidden_layers=4),
+    ],
+    ids=["a quarter is rotated", "three quarters are rotated", "six heads of a pruned model"],
+)  # fmt: skip
+def test_a_head_is_rotated_as_it_was_trained(config: Any) -> None:
+    shape = HeadShape.of(config, 4, 64)
+    positions = torch.arange(9)
+    cosines, sines = LlamaRotaryEmbedding(shape.config)(torch.ones(1), positions[None])
+    ((ours, theirs),) = Rotations(spec_of(shape.config).ropes, torch.float32).of(positions, []).values()
+    # Both halves of a head have the same.
+    torch.testing.assert_close(torch.cat([ours, ours], -1)[:, 0], cosines[0])
+    torch.testing.assert_close(torch.cat([theirs, theirs], -1)[:, 0], sines[0])
+    assert cosines.shape[-1] == shape.config.head_dim == 16
 
 
 def test_each_place_says_what_a_draft_would(tiny: Callable[..., Path], head: ReferenceHead) -> None:

@@ -175,8 +175,9 @@ def test_prompts_that_are_only_embedded_leave_nothing(
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 46, 90]}}, 94, (2, 47, 91)),
         ({}, 32, (2, 16, 29)),
         ({"eagle_aux_hidden_state_layer_ids": [2, 18, 33]}, 36, (2, 18, 33)),
+        ({"eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": []}}, 32, (2, 16, 29)),
     ],
-    ids=["numbered by what leaves them", "not numbered", "numbered by what reads them"],
+    ids=["numbered by what leaves them", "not numbered", "numbered by what reads them", "an empty list"],
 )
 def test_which_states_are_read(
     made: Callable[..., tuple[Path, ReferenceHead, Path]], fields: dict[str, Any], layers: int, after: tuple[int, ...]
@@ -219,8 +220,39 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a short norm": (
         lambda d: _retensored(d, lambda t: t.update({"midlayer.hidden_norm.weight": torch.ones(3)})),
-        "midlayer.hidden_norm.weight has the shape [3], and must have 128 values",
+        "midlayer.hidden_norm.weight has the shape [3], and must have [128]",
     ),
+    "a scale for a norm": (
+        lambda d: (
+            _changed(d, fc_norm=True),
+            _retensored(
+                d, lambda t: t.update({f"fc_norm.{i}.weight": torch.ones([128] if i else []) for i in range(3)})
+            ),
+        ),
+        "fc_norm.0.weight has the shape [], and must have [128]",
+    ),
+    "long rows of its feed-forward part": (
+        lambda d: _retensored(d, lambda t: t.update({"midlayer.mlp.down_proj.weight": torch.ones(128, 8192)})),
+        "midlayer.mlp.down_proj has the shape [128, 8192], and must have [128, ",
+    ),
+    "too many rows of it": (
+        lambda d: _retensored(
+            d,
+            lambda t: t.update(
+                {"midlayer.mlp.down_proj.weight": torch.ones(256, t["midlayer.mlp.up_proj.weight"].shape[0])}
+            ),
+        ),
+        "midlayer.mlp.down_proj has the shape [256, ",
+    ),
+    "a short bias": (
+        lambda d: _retensored(d, lambda t: t.update({"fc.bias": torch.ones(1)})),
+        "fc.bias has the shape [1], and must have [128]",
+    ),
+    "rotations that it does not know": (
+        lambda d: _changed(d, rope_parameters={"rope_type": "mrope", "rope_theta": 10000.0}),
+        "rope_type is 'mrope', which is not one of",
+    ),
+    "an activation that it does not know": (lambda d: _changed(d, hidden_act="nonsense"), "hidden_act is 'nonsense'"),
     "a norm that it lacks": (lambda d: _changed(d, norm_before_fc=True), "lacks input_norm.weight"),
     "two layers": (lambda d: _changed(d, num_hidden_layers=2), "it has 2 layers"),
     "layers of a larger model": (

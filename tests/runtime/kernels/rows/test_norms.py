@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from smelt.runtime.gpu.norms import GpuNorm
 from smelt.runtime.kernels.rows.normalize_rows import Norm, normalize_rows
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
@@ -39,3 +40,11 @@ def test_a_norm_rounds_where_transformers_does(kind: str) -> None:
     # Sums are taken in another order, which moves a few over the edge between two numbers.
     assert right > 0.99
     assert wrong < 0.9
+
+
+def test_rows_that_no_program_can_hold_are_normed_by_torch() -> None:
+    """Three states of a model that is 8192 wide, which a draft head may norm together."""
+    norm = LlamaRMSNorm(3 * 8192, eps=1e-6)
+    x = torch.randn(2, 3 * 8192, generator=DRAW)
+    with torch.no_grad():
+        assert torch.equal(GpuNorm(Norm("rms", norm.weight, None, 1e-6, True), norm)(x), norm(x))
