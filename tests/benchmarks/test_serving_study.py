@@ -61,7 +61,7 @@ def test_a_claim_runs_and_its_table_is_written(claim: str, traces: Path, tmp_pat
 )
 def test_a_claim_runs_on_the_engine_and_its_table_is_written(claim: str, tmp_path: Path) -> None:
     size = model_size(find_model(on_engine.MODEL))
-    given = on_engine.EngineStudy(size, LinearCost(step=1e-3, token=1e-5), repeats=1, share=0.02)
+    given = on_engine.EngineStudy(size, LinearCost(step=1e-3, token=1e-5), repeats=1, share=0.01)
     known = {"command": "study", "machine": {"cores": 2, "cpu": "CPU"}, "date": "2001-02-03"}
     rows = on_engine.CLAIMS[claim](given)
     (tmp_path / "serving_on_engine.json").write_text(json.dumps({**known, "results": {claim: rows}}))
@@ -74,7 +74,7 @@ def test_a_claim_runs_on_the_engine_and_its_table_is_written(claim: str, tmp_pat
 def test_a_run_on_the_engine_is_counted_as_the_simulator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """All requests at once, so that no clock decides: the same steps, preemptions and positions held and filled."""
     way = on_engine.Way("both", {"policy": "fcfs", "max_sequences": 32, "token_budget": 256})
-    arrivals = at_once(Study(Path()).random("lognormal:300,0.6", "lognormal:150,0.6", 60, longest=1024))
+    arrivals = at_once(Study(Path()).random("lognormal:300,0.6", "lognormal:150,0.6", 40, longest=1024))
     # Each step counts the same: by its own time a machine that is busy now and then would count other steps more.
     hold = EngineRun._hold
     monkeypatch.setattr(EngineRun, "_hold", lambda self, _: hold(self, 1.0))

@@ -111,19 +111,20 @@ def test_builtin_tasks_score_as_with_transformers(
     _assert_same_evaluation(ours, theirs, task, tasks, limit)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("task", "limit"),
     [
         ("shared_lambada", 30),
         ("shared_blimp_anaphor_gender_agreement", 30),
         ("shared_blimp_determiner_noun_agreement_1", 30),
+        ("shared_gsm8k", 4),
         ("shared_blimp_regular_plural_subject_verb_agreement_1", 30),
         ("shared_blimp_wh_questions_object_gap", 30),
         ("shared_hellaswag", 20),
         ("shared_piqa", 20),
         ("shared_arc_easy", 20),
         ("shared_arc_challenge", 20),
-        ("shared_gsm8k", 4),
     ],
 )
 @pytest.mark.usefixtures("shared")

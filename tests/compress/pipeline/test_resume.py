@@ -73,7 +73,7 @@ MOMENTS = ("started", "after one block", "after three blocks", "writing", "publi
 @pytest.mark.parametrize(
     ("scheme", "moments"),
     [
-        ("W4A16", ("after one block", "writing", "published")),
+        ("W4A16", ("after one block", "published")),
         *(pytest.param(scheme, MOMENTS, marks=pytest.mark.slow) for scheme in ("W4A16", "W8A8")),
     ],
 )
@@ -94,7 +94,7 @@ def test_killed_at_many_moments_and_continued(
             killed += 1
         process.wait()
         assert not (out / "report.json").exists() or moment == "published"
-    assert killed >= len(moments) - 2  # the last two moments are short and may be missed
+    assert killed >= max(1, len(moments) - 2)  # the last two moments are short and may be missed
     last = CliRunner().invoke(app, ["run", str(recipe_file), "--output", str(out)])
     assert last.exit_code == 0, last.stderr
     assert _bytes(out) == _bytes(tmp_path / "quiet")

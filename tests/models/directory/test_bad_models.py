@@ -345,6 +345,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("command", ["dry-run", "inspect", "bench", "chat", "gguf", "eval"])
 def test_every_command_refuses_alike(command: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     whole, others = tiny(), {}

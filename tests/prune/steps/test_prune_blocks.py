@@ -50,6 +50,7 @@ def _without(model: Path, removed: list[int]) -> Tensor:
     return whole(TOKENS, use_cache=False).logits
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_what_is_left_computes_what_the_rest_did(architecture: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny(architecture)

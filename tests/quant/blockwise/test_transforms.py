@@ -47,6 +47,7 @@ def _logits(model: OpenModel, spill: Path) -> Tensor:
     return logits
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in NOT_ROTATED])
 @pytest.mark.parametrize("rotates", [False, True])
 def test_rotating_hidden_states_keeps_the_logits_in_float64(architecture: str, rotates: bool, tmp_path: Path) -> None:

@@ -45,12 +45,12 @@ OPTIONS: dict[str, Any] = {
     "quiet": True,
 }
 PARAMS = [
-    SamplingParams(max_tokens=10, temperature=0, logprobs=2, ignore_eos=True),
+    SamplingParams(max_tokens=8, temperature=0, logprobs=2, ignore_eos=True),
     SamplingParams(
-        max_tokens=10, seed=3, temperature=1.5, repetition_penalty=1.5, presence_penalty=0.5, ignore_eos=True
+        max_tokens=8, seed=3, temperature=1.5, repetition_penalty=1.5, presence_penalty=0.5, ignore_eos=True
     ),
-    SamplingParams(max_tokens=10, seed=4, top_p=0.9, top_k=50, logprobs=0, ignore_eos=True),
-    SamplingParams(max_tokens=10, seed=5, min_tokens=6, stop_token_ids=tuple(range(0, 256, 8)), logit_bias={7: 2.0}),
+    SamplingParams(max_tokens=8, seed=4, top_p=0.9, top_k=50, logprobs=0, ignore_eos=True),
+    SamplingParams(max_tokens=8, seed=5, min_tokens=6, stop_token_ids=tuple(range(0, 256, 8)), logit_bias={7: 2.0}),
 ]
 
 

@@ -491,6 +491,7 @@ def test_without_the_instructions_it_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert "avx512_vnni" in said[0]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("architecture", "changes"), VARIANTS, ids=lambda v: v if isinstance(v, str) else "-".join(v) or "plain"
 )

@@ -62,6 +62,7 @@ def tokens(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PR
     return [[each.tokens for each in output.completions] for output in engine.generate(prompts, params)]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup", "first layers"])
 @pytest.mark.parametrize("draft_tokens", [1, 4, "auto"])
 def test_greedy_tokens_are_transformers_own(drafters: dict[str, str], drafter: str, draft_tokens: int | str) -> None:
@@ -99,7 +100,7 @@ CASES: dict[str, SamplingParams] = {
 }
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(9)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "lookup", "first layers", "head"])
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: str, case: str) -> None:
