@@ -314,7 +314,7 @@ def test_extreme_inputs(compiled: ModuleType) -> None:
     assert _error(module(x)[4:5], x[4:5].double() @ matrix_in_float64(matrix).T) < 0.01
 
 
-@pytest.mark.parametrize(("outputs", "columns"), [(101, 72), (64, 256), (3, 8), (130, 2049)])
+@pytest.mark.parametrize(("outputs", "columns"), [(101, 72), (64, 256), (3, 8), (130, 2049), (20, 8200)])
 def test_dense(compiled: ModuleType, outputs: int, columns: int) -> None:
     weight, bias = _random(outputs, columns).bfloat16(), _random(outputs, seed=1).bfloat16()
     for rows in (0, 1, 2, 3, 5, 8, 31, 33):
@@ -324,7 +324,7 @@ def test_dense(compiled: ModuleType, outputs: int, columns: int) -> None:
         torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=2**-5)
 
 
-@pytest.mark.parametrize(("outputs", "columns"), [(7, 31), (13, 2048), (50, 4133), (1023, 2081)])
+@pytest.mark.parametrize(("outputs", "columns"), [(7, 31), (13, 2048), (50, 4133), (1023, 2081), (13, 16455)])
 def test_dense_rows_do_not_depend_on_each_other(compiled: ModuleType, outputs: int, columns: int) -> None:
     weight, bias = _random(outputs, columns).bfloat16(), _random(outputs, seed=1).bfloat16()
     linear = NativeDenseLinear(compiled, weight, bias, "", any_rows=True)
