@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from .common.launched import on_processes
-from .common.outcome import reporting_errors
+from .common.outcome import not_certified, reporting_errors
 
 
 @reporting_errors
@@ -74,12 +74,13 @@ def run_and_print(recipe: Any, *, dry_run: bool, fresh: bool, processes: int, as
         result = run_recipe(recipe, fresh=fresh)
     if not is_first():
         return 0
+    claims = recipe.evaluate.guarantee if recipe.evaluate else []
     if as_json:
         print(json.dumps({"checkpoint": str(result.checkpoint), "report": result.report.as_data()}, indent=2))
-        return 0
+        return not_certified(result.report, claims)
     print(result.report.summary(colour=sys.stdout.isatty()))
     print(f"\ncheckpoint: {result.checkpoint}\nreport:     {result.checkpoint.parent / 'report.html'}")
-    return 0
+    return not_certified(result.report, claims)
 
 
 def _print_plan(recipe: Any, fresh: bool, processes: int, as_json: bool) -> int:

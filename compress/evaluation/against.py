@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..results.reasons import reasons
 from ..results.result import Against, Change, Machine, ModelResult, Speed, Spread, TaskChange, TaskResult, Text
 from ..results.statistics import Interval, excludes, exp, mean_interval, median_interval, resampled_interval, sign_test
+from ..results.tasks import primary_tasks
 from .scoring.tasks import Aggregate, aggregation, is_right_or_wrong
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def against(
 
 def incomparable(baseline: ModelResult, model: ModelResult, beside: Against) -> list[str]:
     """Sentences on what both have but cannot be compared."""
+    model = model.model_copy(update={"against": beside})
     found = []
     if baseline.text and model.text and beside.perplexity is None and beside.bits_per_byte is None:
         found.append(
@@ -59,7 +61,20 @@ def incomparable(baseline: ModelResult, model: ModelResult, beside: Against) -> 
         found.append(
             f"{model.name} and {baseline.name} were timed differently ({_load(model.speed)}; {_load(baseline.speed)}), so speeds are not compared"
         )
+    theirs = {(each.task, each.metric, each.filter): each for each in baseline.tasks}
+    for result, change in primary_tasks(model, with_members=True):
+        before = theirs.get((result.task, result.metric, result.filter))
+        if before is not None and change is None and not before.answers_the_same(result):
+            found.append(
+                f"{result.task} is not compared: {model.name} answered {_answered(result)}, and {baseline.name} {_answered(before)}"
+                f"{', or others of the same number' if _answered(before) == _answered(result) else ''}"
+            )
     return found
+
+
+def _answered(result: TaskResult) -> str:
+    shots = f" with {result.fewshot} examples" if result.fewshot else ""
+    return f"{result.count} items{shots} of version {result.version}"
 
 
 def _load(speed: Speed) -> str:
@@ -109,8 +124,7 @@ def _bits_interval(baseline: Text, model: Text, paired: bool) -> Interval | None
 
 
 def _task_change(baseline: TaskResult, model: TaskResult) -> TaskChange | None:
-    key = ("task", "metric", "filter", "items", "of", "fewshot", "version")
-    if any(getattr(baseline, name) != getattr(model, name) for name in key):
+    if not baseline.answers_the_same(model):
         return None
     fields: dict[str, Any] = {"difference": model.value - baseline.value}
     pairs = list(zip(baseline.by_item, model.by_item, strict=True))

@@ -17,6 +17,7 @@ from ..results.this_machine import differences, this_machine
 from .drafts import EvaluatedDrafter
 from .measure import Evaluation
 from .problems import (
+    claimed_problems,
     device_problems,
     drafter_problems,
     fewest_positions,
@@ -76,6 +77,8 @@ def evaluate(
         + guarantee_problems(asked, "")
         + drafter_problems(asked, "", of_recipe=False)
     )
+    if asked.guarantee and baseline is None:
+        raise SmeltError("guarantee is about a loss beside a baseline; give one")
     kept = (
         _kept_baseline(named_path(str(baseline)), asked.device, allow_foreign_baseline)
         if _is_report(baseline)
@@ -91,9 +94,11 @@ def evaluate(
         raise SmeltError("there is nothing to evaluate; give a checkpoint, or a server with --server")
     asked = asked.within(fewest_positions([subject.directory for subject in found]))
     raise_problems(text_problems(asked, "") + length_problems(asked, [subject.directory for subject in found], ""))
-    tasks = Tasks.find(asked.tasks, trust_code=asked.trust_task_code) if asked.tasks else None
+    tasks = Tasks.asked(asked)
     if tasks is not None:
-        raise_problems(task_problems(tasks, [subject.directory for subject in found], ""))
+        raise_problems(
+            task_problems(tasks, [subject.directory for subject in found], "") + claimed_problems(asked, tasks, "")
+        )
     raise_problems(server_problems(found, asked, tasks))
     drafter = EvaluatedDrafter.find(asked.drafter, trust_remote_code=trust_remote_code) if asked.drafter else None
     if drafter is not None and not drafter.drafts_for(found):

@@ -76,6 +76,14 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class _Claim:
+    """A claim on one model.
+
+    Attributes:
+        losses: of each item.
+        limit: of their mean.
+        least, most: as how little and how much each of them counts.
+    """
+
     guarantee: Guarantee
     name: str
     losses: list[float]
@@ -123,30 +131,49 @@ def guaranteed(
     return {name: [_settled(claim, count) for claim in of_model] for name, of_model in claims.items()}
 
 
+def uncompared(baseline: ModelResult, model: ModelResult, guarantee: Guarantee) -> list[str]:
+    """The tasks that a guarantee is about and nothing is known of, since the baseline answered others, or otherwise.
+
+    Args:
+        baseline: beside which models lose.
+        model: one of them, with what is known of its guarantees.
+        guarantee: claimed of it.
+    """
+    known = [] if model.against is None else model.against.guarantees
+    named = {each.what for each in known if each.claim == guarantee.text}
+    others = {each.task for each in baseline.tasks} | {each.task for each in model.tasks}
+    found = [
+        result.task
+        for result, _ in primary_tasks(model, with_members=True)
+        if guarantee.is_about(result.task) and result.by_item and is_right_or_wrong(result.by_item)
+    ]
+    if guarantee.what.startswith("task:") and (name := guarantee.what.removeprefix("task:")) not in others:
+        found.append(name)
+    return [name for name in found if name not in named]
+
+
 def _claims(
     guarantee: Guarantee, baseline: ModelResult, model: ModelResult, kl: Sequence[float] | None
 ) -> Iterator[_Claim]:
     if guarantee.what == "kl":
         if kl:
-            counted = [min(max(each, 0.0), _MOST_NATS) for each in kl]
             of = model.text.of if model.text else None
-            yield _Claim(guarantee, "kl", counted, guarantee.limit, 0.0, _MOST_NATS, of)
+            # Below 0 it is by rounding only.
+            yield _Claim(guarantee, "kl", [max(each, 0.0) for each in kl], guarantee.limit, 0.0, _MOST_NATS, of)
         return
     if guarantee.what == "ppl":
         if model.text and baseline.text and model.text.text_sha256 == baseline.text.text_sha256:
             tokens = model.text.length - 1
             losses = [(b - a) / tokens for a, b in zip(baseline.text.nll, model.text.nll, strict=True)]
-            counted = [min(max(each, -_MOST_NATS), _MOST_NATS) for each in losses]
-            yield _Claim(guarantee, "ppl", counted, math.log1p(guarantee.limit), -_MOST_NATS, _MOST_NATS, model.text.of)
+            yield _Claim(guarantee, "ppl", losses, math.log1p(guarantee.limit), -_MOST_NATS, _MOST_NATS, model.text.of)
         return
     theirs = {(each.task, each.metric, each.filter): each for each in baseline.tasks}
     for result, _ in primary_tasks(model, with_members=True):
         before = theirs.get((result.task, result.metric, result.filter))
-        same = ("items", "of", "fewshot", "version")
-        if before is None or any(getattr(before, name) != getattr(result, name) for name in same):
+        if before is None or not before.answers_the_same(result):
             continue
         values = [*before.by_item, *result.by_item]
-        if guarantee.what not in ("acc", f"task:{result.task}") or not values or not is_right_or_wrong(values):
+        if not guarantee.is_about(result.task) or not values or not is_right_or_wrong(values):
             continue
         sign = 1.0 if result.higher_is_better else -1.0
         losses = [sign * (float(a) - float(b)) for a, b in zip(before.by_item, result.by_item, strict=True)]
@@ -155,9 +182,15 @@ def _claims(
 
 def _settled(claim: _Claim, count: int) -> Guaranteed:
     alpha = (1 - claim.guarantee.confidence) / count
-    losses, limit, least, most = claim.losses, claim.limit, claim.least, claim.most
+    limit, least, most = claim.limit, claim.least, claim.most
+    losses = [min(max(each, least), most) for each in claim.losses]
     upper, lower = (bound(losses, least, most, alpha) for bound in (upper_bound, lower_bound))
-    certified, refuted = upper <= limit, lower > limit
+    # What counts less than it lost cannot show that little was lost, and the other way round.
+    certified = upper <= limit and max(claim.losses) <= most
+    refuted = lower > limit and min(claim.losses) >= least
+    if not certified and not refuted:
+        # Both ends are named, and may be wrong with that probability together.
+        upper, lower = (bound(losses, least, most, alpha / 2) for bound in (upper_bound, lower_bound))
     to_percent = math.expm1 if claim.guarantee.what == "ppl" else lambda value: value
     return Guaranteed(
         claim=claim.guarantee.text,
@@ -168,9 +201,11 @@ def _settled(claim: _Claim, count: int) -> Guaranteed:
         verdict="certified" if certified else "refuted" if refuted else "undecided",
         items=len(losses),
         of=claim.of,
-        loss=to_percent(math.fsum(losses) / len(losses)),
+        loss=to_percent(math.fsum(claim.losses) / len(claim.losses)),
         at_most=to_percent(upper),
         at_least=to_percent(lower),
         smallest=to_percent(upper_bound([0.0] * len(losses), least, most, alpha)),
-        more_items=None if certified or refuted else more_values(losses, limit, least, most, alpha),
+        more_items=None
+        if certified or refuted or max(claim.losses) > most
+        else more_values(losses, limit, least, most, alpha),
     )

@@ -384,7 +384,7 @@ class Evaluation:
             self._progress.say(f"{subject.name} answers {task}")
             try:
                 harness = engines.of(subject).harness
-                results = tasks.run(task, harness, settings.limit, settings.fewshot, items)
+                results = tasks.run(task, harness, settings.limit, items)
             except SmeltError as problem:
                 raise SmeltError(f"{task} answered by {subject.name}: {problem}") from None
             except Exception as error:  # tasks run code of many authors
@@ -427,7 +427,10 @@ class Evaluation:
 
         key = {
             "what": "speed",
-            "models": [[subject.fingerprint, subject.companions] for subject in subjects],
+            # Servers of the same model are not as fast as each other.
+            "models": [
+                [s.fingerprint, s.companions, *([] if s.server is None else [s.server.info.url])] for s in subjects
+            ],
             "settings": settings.model_dump(mode="json"),
             "ranks": [self._settings.tp, self._settings.pp],
             "machine": self._machine_as_found,

@@ -9,7 +9,7 @@ from ...models.directory.directory import ModelDirectory
 from ...models.directory.find import find_checkpoint
 from ...runtime import RuntimeProblem
 from ...runtime.engine.setup.config import LOOKUP, NESTED, is_part
-from ...system.errors import Problem, SmeltError
+from ...system.errors import Problem, SmeltError, nearest_name
 from ...system.hardware.device import device_named
 from .guarantee import Guarantee
 from .scoring.tasks import Tasks
@@ -66,17 +66,39 @@ def rank_problems(settings: Evaluate, where: str = "evaluate.", processes: int =
 
 def guarantee_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]:
     """Claims that cannot be read, or are about nothing that is measured."""
-    problems = []
+    problems, confidences = [], set[float]()
     for text in settings.guarantee:
         try:
             what = Guarantee.parse(text).what
         except SmeltError as error:
             problems.append(Problem(f"{where}guarantee", str(error)))
             continue
+        confidences.add(Guarantee.parse(text).confidence)
         if what not in ("ppl", "kl") and not settings.tasks:
             problems.append(
                 Problem(f"{where}guarantee", f"{text!r} is about tasks, and none is measured; name them under tasks")
             )
+    if len(confidences) > 1:
+        why = f"has {len(confidences)} confidences, but claims share one probability of an error; give all of them the same"
+        problems.append(Problem(f"{where}guarantee", why))
+    return problems
+
+
+def claimed_problems(settings: Evaluate, tasks: Tasks, where: str = "evaluate.") -> list[Problem]:
+    """Claims on tasks that are not among those that were found.
+
+    Args:
+        settings: whose claims can be read.
+        tasks: that are measured.
+        where: the settings are.
+    """
+    known = [*tasks.loaded, *tasks.groups]
+    problems = []
+    for text in settings.guarantee:
+        name = Guarantee.parse(text).what.partition("task:")[2]
+        if name and name not in known:
+            more = nearest_name(name, known) or f"; those are {', '.join(known)}"
+            problems.append(Problem(f"{where}guarantee", f"{text!r} is about {name}, which is none of the tasks{more}"))
     return problems
 
 

@@ -28,6 +28,7 @@ from ...system.storage.activation_store import BATCH_TOKENS
 from ...system.storage.run_directory import Output, digest
 from ...system.versions import versions
 from ..evaluation.problems import (
+    claimed_problems,
     device_problems,
     drafter_problems,
     guarantee_problems,
@@ -118,9 +119,10 @@ class Plan:
                 problems += _resource_problems(recipe, model, cost, reads_text=bool(text))
                 try:
                     calibration = _read_windows(recipe, model, calibrate=bool(text))
-                    if recipe.evaluate and recipe.evaluate.tasks:
-                        tasks = Tasks.find(recipe.evaluate.tasks, trust_code=recipe.evaluate.trust_task_code)
+                    tasks = Tasks.asked(recipe.evaluate) if recipe.evaluate else None
+                    if tasks is not None and recipe.evaluate:
                         problems += task_problems(tasks, [model.directory])
+                        problems += claimed_problems(recipe.evaluate, tasks)
                 except SmeltError as error:
                     problems += [Problem("data", line) for line in str(error).split("\n")]
         return cls(recipe, model, steps, problems, cost, adapter, calibration, tasks, prepared, text)

@@ -105,6 +105,14 @@ class TaskResult(Part):
     fewshot: int
     version: str
     group: str | None = Field(default=None, description="The group it is part of, whose value represents it.")
+    data: str | None = Field(default=None, description="A digest of the task's items; absent for groups.")
+
+    def answers_the_same(self, other: TaskResult) -> bool:
+        """Whether the same items were answered, with as many examples, so that one can be compared with the other."""
+        names = ("task", "metric", "filter", "items", "of", "fewshot", "version")
+        if any(getattr(self, name) != getattr(other, name) for name in names):
+            return False
+        return self.data == other.data or self.data is None or other.data is None
 
     @property
     def count(self) -> str:
@@ -307,6 +315,20 @@ class TaskChange(Part):
     p_value: float | None = Field(default=None, description="McNemar's exact test of gained against lost.")
 
 
+def claimed_bound(what: str, limit: float) -> str:
+    """A bound of a loss for people, exactly as it was claimed.
+
+    Args:
+        what: the task, ``ppl`` or ``kl``.
+        limit: of the loss.
+    """
+    return (
+        f"the KL divergence is at most {limit:.10g} nats"
+        if what == "kl"
+        else f"{what} loses at most {100 * limit:.10g}%"
+    )
+
+
 class Guaranteed(Part):
     """What is known of a claim that a model loses at most so much. Bounds hold together with all other claims of the report."""
 
@@ -331,14 +353,16 @@ class Guaranteed(Part):
     def sentence(self) -> str:
         """For people."""
         say, moved = self.say, self.say_signed
-        is_kl = self.what == "kl"
-        of = f"{'the KL divergence is' if is_kl else f'{self.what} loses'} at most {say(self.limit)}"
-        sure = f"{self.confidence:.0%}" + (f", with all {self.claims} claims" if self.claims > 1 else "")
+        of = claimed_bound(self.what, self.limit)
+        sure = f"{100 * self.confidence:g}%" + (f", with all {self.claims} claims" if self.claims > 1 else "")
         rest = "" if self.of is None else f" of {self.of:,}, the others were not needed"
-        items = "windows" if self.what in ("ppl", "kl") else "items"
+        is_text = self.what in ("ppl", "kl")
+        items = "windows" if is_text else "items"
         over = f"{moved(self.loss)} over {self.items:,} {items}{rest}"
         if self.verdict == "certified":
-            return f"certified: {of} ({over}; at most {say(self.at_most)} with {sure})"
+            # A bound of what has none of its own needs a largest value.
+            counted = ", if none would lose more than 1 nat a token" if is_text else ""
+            return f"certified: {of} ({over}; at most {say(self.at_most)} with {sure}{counted})"
         if self.verdict == "refuted":
             return f"refuted: that {of} ({over}; at least {say(self.at_least)} with {sure})"
         if self.more_items is not None:

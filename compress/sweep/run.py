@@ -13,6 +13,7 @@ from ...system.progress import Progress
 from ...system.storage.run_directory import Output
 from ..evaluation.evaluate import measured
 from ..evaluation.measure import Evaluation
+from ..evaluation.problems import fewest_positions
 from ..evaluation.scoring.tasks import Tasks
 from ..evaluation.subject import Subject
 from ..pipeline.plan import Plan
@@ -106,8 +107,7 @@ def _check(sweep: Sweep, fresh: bool) -> Tasks | None:
         )
     if problems:
         raise SmeltError("\n".join(problems))
-    asked = sweep.base.evaluate
-    return Tasks.find(asked.tasks, trust_code=asked.trust_task_code) if asked and asked.tasks else None
+    return Tasks.asked(sweep.base.evaluate) if sweep.base.evaluate else None
 
 
 def _measure(
@@ -131,7 +131,8 @@ def _measure(
             directory = ModelDirectory(str(path.relative_to(output.path.resolve())), path, base.trust_remote_code)
             subjects.append(Subject(trial.name, directory, "candidate"))
     title = f"{name}: a sweep of {len(sweep.trials)} trials"
-    evaluation = Evaluation(subjects, base.evaluate, tasks, output.journal / "evaluation", show, title=title)
+    asked = base.evaluate.within(fewest_positions([subject.directory for subject in subjects]))
+    evaluation = Evaluation(subjects, asked, tasks, output.journal / "evaluation", show, title=title)
     for trial, why in failed.items():
         evaluation.warn(f"trial {trial} failed and is not in this report: {why}")
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from ...system.errors import SmeltError
 from ...system.storage.files import read_json, write_text
 from ..results.report import ReportData
-from ..results.result import Machine
+from ..results.result import Machine, claimed_bound
 
 RECORD = "smelt.json"
 _KEY = "claims"
@@ -26,7 +26,7 @@ class FileClaim(BaseModel):
     """A file's digest, and those of its tensors, which tell where it was changed."""
 
     sha256: str
-    bytes: int
+    bytes: Annotated[int, Field(ge=0, lt=1 << 63)]
     tensors: dict[str, str] = {}
 
 
@@ -39,7 +39,7 @@ class LogitsClaim(BaseModel):
         loaded: how: ``plain``, ``dequantized`` (``CompressedTensorsConfig(dequantize=True)``) or ``plug-in`` (``config_for``).
     """
 
-    tokens: Annotated[list[list[Annotated[int, Field(ge=0)]]], Field(min_length=1)]
+    tokens: Annotated[list[list[Annotated[int, Field(ge=0, lt=1 << 31)]]], Field(min_length=1)]
     logprobs: list[list[Finite]]
     dtype: Literal["float32", "bfloat16", "float16"]
     loaded: Literal["plain", "dequantized", "plug-in"]
@@ -96,9 +96,7 @@ class BoundClaim(BaseModel):
 
     def sentence(self) -> str:
         """For people."""
-        if self.what == "kl":
-            return f"certified that the KL divergence is at most {self.limit:.4f} nats ({self.confidence:.0%})"
-        return f"certified that {self.what} loses at most {self.limit:.2%} ({self.confidence:.0%})"
+        return f"certified that {claimed_bound(self.what, self.limit)} ({100 * self.confidence:g}%)"
 
 
 class SpeedClaim(BaseModel):

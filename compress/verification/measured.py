@@ -11,13 +11,15 @@ from pydantic import ValidationError
 
 from ...models.checkpoint.weights import CheckpointWeights
 from ...models.directory.find import find_checkpoint
-from ...system.errors import SmeltError
+from ...system.errors import RuntimeProblem, SmeltError
+from ...system.storage.run_directory import Output
 from ..evaluation.evaluate import evaluate
 from ..evaluation.guarantee import Guarantee
 from ..evaluation.problems import device_problems, text_problems
 from ..evaluation.scoring.tasks import Tasks
 from ..evaluation.scoring.text import NaNError
 from ..evaluation.settings import Evaluate
+from ..reporting.report_files import load
 from ..results.result import Change, ModelResult
 from ..results.this_machine import differences, this_machine
 from ..results.wording import interval, perplexity, speedup, times
@@ -124,6 +126,10 @@ def check_measured(
         trust_remote_code: run Python code that comes with a checkpoint.
         progress: show progress on a terminal.
     """
+    fresh = _is_complete(output)  # only what was interrupted continues
+    blocked = Output(output, {"kind": "evaluation"}, fresh=fresh).problem()
+    if blocked:
+        raise SmeltError(f"output: {blocked}")
     model: ModelResult | None = None
     try:
         report = evaluate(
@@ -132,7 +138,7 @@ def check_measured(
             settings=plan.settings,
             output=output,
             trust_remote_code=trust_remote_code,
-            fresh=_is_complete(output),  # only what was interrupted continues
+            fresh=fresh,
             progress=progress,
         )
         (model,) = report.candidates
@@ -141,6 +147,10 @@ def check_measured(
         return
     except SmeltError as error:
         plan.failed = str(error)
+        if not isinstance(error, RuntimeProblem):  # which is what this machine or the runtime cannot serve
+            yield Finding("what was measured", "not confirmed", f"measuring it again failed: {error}")
+        # What had been measured by then is in the report.
+        model = next(iter(load(output).candidates), None) if (output / "report.json").exists() else None
     yield from _text(claims, model, plan)
     yield from _tasks(claims, model, plan)
     yield from _bounds(claims, model, plan)

@@ -20,6 +20,7 @@ _HUB_FILES = [
     "LICENSE*",
     "NOTICE*",
     "README.md",
+    "*.minisig",
 ]
 
 

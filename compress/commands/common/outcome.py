@@ -64,12 +64,19 @@ def passed(report: Any, gates: list[Any]) -> int:
 
 def not_certified(report: Any, claims: list[str]) -> int:
     """Report which claims were not certified of some model."""
+    from ...evaluation.guarantee import Guarantee, uncompared
+
     status = 0
+    baseline = next((model for model in report.models if model.role == "baseline"), None)
     for model in report.candidates:
         known = [] if model.against is None else model.against.guarantees
         for claim in claims:
             of_claim = [each for each in known if each.claim == claim]
-            if not of_claim:
+            lost = [] if baseline is None else uncompared(baseline, model, Guarantee.parse(claim))
+            for task in lost:
+                why = f"{task} of {model.name} is not compared: the baseline did not answer the same items"
+                status = say(f"guarantee {claim!r}: {why}", 1)
+            if not of_claim and not lost:
                 status = say(f"guarantee {claim!r}: {model.name} has nothing that it is about; it was not measured", 1)
             for each in of_claim:
                 if each.verdict != "certified":

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....system.errors import SmeltError, nearest_name
 from ....system.storage.paths import named_path
@@ -20,6 +20,9 @@ from ....system.storage.run_directory import digest
 from ...results.result import TaskResult
 from ...results.statistics import Interval, mean_interval, resampled_interval, share_interval
 from .task_code import BUILTIN, UntrustedCodeError, only_shipped_code, sandbox_templates
+
+if TYPE_CHECKING:
+    from ..settings import Evaluate
 
 Aggregate = Callable[[Sequence[Any]], float]
 
@@ -32,21 +35,24 @@ class Tasks:
         loaded: lm-eval's tasks by name.
         groups: lm-eval's groups that were asked for, by name; their tasks are among ``loaded``.
         alone: tasks that were asked for individually.
-        digests: identifies each task's definition and data, before any setting is applied.
+        digests: identifies each task's definition and data.
+        data: identifies each task's items alone.
     """
 
     loaded: dict[str, Any]
     groups: dict[str, Any]
     alone: frozenset[str]
     digests: dict[str, str]
+    data: dict[str, str]
 
     @classmethod
-    def find(cls, names: list[str], *, trust_code: bool = False) -> Tasks:
+    def find(cls, names: list[str], *, trust_code: bool = False, fewshot: int | None = None) -> Tasks:
         """Load tasks and their data.
 
         Args:
             names: lm-eval's names, groups and tags, ours, or paths of YAML files.
             trust_code: run Python code named by the YAML files; that of tasks shipped with lm-eval or Smelt always runs.
+            fewshot: examples in each prompt, instead of the tasks' own numbers.
 
         Raises:
             SmeltError: one line for each name that is unknown, would run Python code, or has no data.
@@ -79,7 +85,19 @@ class Tasks:
                 problems.append(f"tasks: {problem}")
         if problems:
             raise SmeltError("\n".join(problems))
-        return cls(loaded, groups, frozenset(alone), {name: _digest(task) for name, task in loaded.items()})
+        for task in loaded.values():
+            if fewshot is not None and task.get_config("num_fewshot") != 0:
+                task.set_config(key="num_fewshot", value=fewshot)
+        data = {name: digest([str(doc) for doc in task.eval_docs]) for name, task in loaded.items()}
+        digests = {name: _digest(task, data[name]) for name, task in loaded.items()}
+        return cls(loaded, groups, frozenset(alone), digests, data)
+
+    @classmethod
+    def asked(cls, settings: Evaluate) -> Tasks | None:
+        """Those of an evaluation; None if it has none. Arguments and errors as of :meth:`find`."""
+        if not settings.tasks:
+            return None
+        return cls.find(settings.tasks, trust_code=settings.trust_task_code, fewshot=settings.fewshot)
 
     def group_of(self, name: str) -> str | None:
         """The group that a task was requested through, if the group has its own value."""
@@ -169,25 +187,20 @@ class Tasks:
         }
         return result.model_copy(update=changes)
 
-    def run(
-        self, name: str, model: Any, limit: int | None, fewshot: int | None, items: list[int] | None = None
-    ) -> list[TaskResult]:
+    def run(self, name: str, model: Any, limit: int | None, items: list[int] | None = None) -> list[TaskResult]:
         """One task's metrics.
 
         Args:
             name: of the task, a key of :attr:`loaded`.
             model: lm-eval's model.
             limit: maximum number of items.
-            fewshot: examples in each prompt, instead of the task's own number.
-            items: the numbers of those to be answered, ascending; all if None.
+            items: the numbers of those to be answered, ascending; all if None. They have the examples that they have among all.
         """
         from lm_eval import evaluator
 
         task = self.loaded[name]
-        if fewshot is not None and task.get_config("num_fewshot") != 0:
-            task.set_config(key="num_fewshot", value=fewshot)
         task.set_fewshot_seed(seed=1234)
-        with _quiet():
+        with _quiet(), nullcontext() if items is None else _drawing_for_all(task, items):
             found: Any = evaluator.evaluate(
                 lm=model,
                 task_dict={"tasks": {name: task}, "groups": {}},
@@ -218,6 +231,7 @@ class Tasks:
                     by_item=by_item,
                     fewshot=int(found["n-shot"].get(name) or 0),
                     version=str(found["versions"].get(name)),
+                    data=self.data[name],
                 )
             )
             if not all(map(math.isfinite, _numbers([value, by_item]))):
@@ -310,12 +324,36 @@ def _unknown(manager: Any, name: str) -> str | None:
     return f"{name!r} is neither an lm-eval task nor a YAML file{hint or ';'} `lm_eval ls tasks` lists all"
 
 
-def _digest(task: Any) -> str:
+@contextmanager
+def _drawing_for_all(task: Any, items: list[int]) -> Iterator[None]:
+    """Within it the examples of skipped items are drawn, too: lm-eval draws those of one item after the other."""
+    if not task.get_config("num_fewshot"):
+        yield
+        return
+    build, wanted, drawn = task.fewshot_context, iter(sorted(items)), 0
+
+    def context(doc: Any, **how: Any) -> Any:
+        nonlocal drawn
+        item = next(wanted)
+        for skipped in range(drawn, item):
+            other = task.eval_docs[skipped]
+            build(other, **{**how, "gen_prefix": task.doc_to_prefix(other)})
+        drawn = item + 1
+        return build(doc, **how)
+
+    task.fewshot_context = context
+    try:
+        yield
+    finally:
+        del task.fewshot_context
+
+
+def _digest(task: Any, data: str) -> str:
     shots = task.get_config("num_fewshot") or 0
     examples = ""
     with suppress(Exception):  # not every task has any
         examples = str([str(doc) for doc in task.fewshot_docs()]) if shots else ""
-    return digest([str(task.VERSION), str(task.dump_config()), [str(doc) for doc in task.eval_docs], examples])
+    return digest([str(task.VERSION), str(task.dump_config()), data, examples])
 
 
 def _empty(name: str, tasks: dict[str, Any]) -> str | None:

@@ -249,6 +249,10 @@ def divergence(baseline: Reading, reading: Reading, names: tuple[str, str]) -> t
         text_result(each.excerpt, nll, name, each.computed_by)
         for each, nll, name in zip((baseline, reading), sums, names, strict=True)
     ]
+    if not all(map(math.isfinite, kl)):
+        raise NaNError(
+            f"{names[1]}: how far its logits are from those of {names[0]} is not a number; one of them has infinite ones"
+        )
     return texts[0], texts[1], found
 
 

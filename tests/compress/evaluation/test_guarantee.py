@@ -8,12 +8,18 @@ import re
 from pathlib import Path
 
 import pytest
-from smelt.compress import Recipe, SmeltError, run
+from smelt.compress import Evaluate, Recipe, SmeltError, evaluate, run
 from smelt.compress.cli import app
-from smelt.compress.evaluation.guarantee import Guarantee, guaranteed
-from smelt.compress.results.betting import upper_bound
-from smelt.compress.results.result import ModelResult, TaskResult, Text
+from smelt.compress.commands.common.outcome import not_certified
+from smelt.compress.evaluation.against import against, incomparable
+from smelt.compress.evaluation.guarantee import Guarantee, guaranteed, uncompared
+from smelt.compress.results.betting import lower_bound, upper_bound
+from smelt.compress.results.report import ReportData
+from smelt.compress.results.result import Guaranteed, ModelResult, TaskResult, Text
 from typer.testing import CliRunner
+
+from ...tiny import REPOSITORY
+from .. import report_samples
 
 
 def task(right: list[int], name: str = "piqa", *, better: bool = True) -> TaskResult:
@@ -78,7 +84,7 @@ def test_each_verdict_comes_where_it_should() -> None:
     losses = [1.0] * 20 + [0.0] * 1980
     assert few.at_most == pytest.approx(upper_bound(losses, -1.0, 1.0, 0.05 / 3))
     assert few.smallest < few.at_most
-    assert few.sentence().startswith("certified: piqa loses at most 5.00% (+1.00% over 2,000 items; at most ")
+    assert few.sentence().startswith("certified: piqa loses at most 5% (+1.00% over 2,000 items; at most ")
     assert "with all 3 claims" in few.sentence()
 
 
@@ -105,14 +111,113 @@ def test_a_gain_is_a_loss_where_less_is_better() -> None:
     assert found.verdict == "refuted"
 
 
-def test_perplexity_is_bounded_by_windows_of_which_each_counts_so_much() -> None:
-    before, after = [30.0] * 400, [30.0 + 10 * math.log(1.01)] * 399 + [30.0 + 1e6]
-    (found,) = guaranteed(
-        model("before", nll=before), [model("after", nll=after)], [Guarantee.parse("ppl loss <= 5%")]
-    )["after"]
+def sample() -> ReportData:
+    return report_samples.report([report_samples.baseline()])
+
+
+def text_claim(claim: str, losses: list[float]) -> Guaranteed:
+    """Of a model that loses so many nats a token in each window."""
+    before, after = [30.0] * len(losses), [30.0 + 10 * each for each in losses]
+    beside = [model("after", nll=after)]
+    (found,) = guaranteed(model("before", nll=before), beside, [Guarantee.parse(claim)])["after"]
+    return found
+
+
+def test_perplexity_is_bounded_if_no_window_loses_more_than_a_nat() -> None:
+    losses = [math.log(1.01)] * 399 + [0.9]
+    found = text_claim("ppl loss <= 5%", losses)
     assert found.verdict == "certified"
-    losses = [math.log(1.01)] * 399 + [1.0]
     assert found.at_most == pytest.approx(math.expm1(upper_bound(losses, -1.0, 1.0, 0.05)))
+    assert found.sentence().endswith("with 95%, if none would lose more than 1 nat a token)")
+
+
+def test_a_window_that_lost_more_than_it_counts_certifies_nothing() -> None:
+    losses = [0.005] * 1980 + [8.0] * 20
+    found = text_claim("ppl loss <= 5%", losses)
+    assert math.expm1(math.fsum(losses) / 2000) > 0.08
+    assert (found.verdict, found.more_items) == ("undecided", None)
+    assert found.loss == pytest.approx(math.expm1(math.fsum(losses) / 2000))
+    assert text_claim("ppl loss <= 1%", [0.1] * 1000 + [8.0]).verdict == "refuted"
+    assert text_claim("ppl loss <= 1%", [0.1] * 1000 + [-8.0]).verdict == "undecided"
+
+
+def test_both_ends_hold_together_where_nothing_is_decided() -> None:
+    right = [1, 0] * 50
+    beside = [model("after", task([0, 0, *right[2:]]))]
+    (found,) = guaranteed(model("before", task(right)), beside, [Guarantee.parse("acc loss <= 5%")])["after"]
+    losses = [1.0, *[0.0] * 99]
+    assert found.at_most == pytest.approx(upper_bound(losses, -1.0, 1.0, 0.025))
+    assert found.at_least == pytest.approx(lower_bound(losses, -1.0, 1.0, 0.025))
+
+
+@pytest.mark.parametrize(
+    ("claim", "says"),
+    [
+        ("acc loss <= 99% @99.9%", "with 99.9%)"),
+        ("acc loss <= 40.004% @97.5%", "piqa loses at most 40.004% ("),
+    ],
+)
+def test_it_is_said_as_it_was_claimed(claim: str, says: str) -> None:
+    right = [1, 0] * 1000
+    (found,) = guaranteed(model("before", task(right)), [model("after", task(right))], [Guarantee.parse(claim)])[
+        "after"
+    ]
+    assert says in found.sentence()
+
+
+def test_a_task_that_cannot_be_compared_is_not_certified(capsys: pytest.CaptureFixture[str]) -> None:
+    right = [1, 0] * 500
+    claim = Guarantee.parse("acc loss <= 5%")
+    other = task(right, "arc").model_copy(update={"data": "other items"})
+    before = model(
+        "before", task(right), task(right[:100], "boolq"), task(right, "arc").model_copy(update={"data": "items"})
+    )
+    after = model("after", task(right), task(right, "boolq"), other)
+    beside = against(before, after, sample().machine)
+    known = guaranteed(before, [after], [claim])["after"]
+    assert [each.what for each in known] == ["piqa"]
+    after = after.model_copy(update={"against": beside.model_copy(update={"guarantees": known})})
+    assert uncompared(before, after, claim) == ["boolq", "arc"]
+    said = incomparable(before, after, beside)
+    assert [sentence.split(" is not compared")[0] for sentence in said] == ["boolq", "arc"]
+    of_both = sample().model_copy(update={"models": [before.model_copy(update={"role": "baseline"}), after]})
+    assert not_certified(of_both, [claim.text]) == 1
+    assert "boolq of after is not compared" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("claims", "says"),
+    [
+        (["ppl loss <= 2% @99%", "kl <= 0.1 @50%"], "has 2 confidences"),
+        (
+            ["task:smelt_last_wrd loss <= 2%"],
+            "is about smelt_last_wrd, which is none of the tasks; did you mean smelt_last_word",
+        ),
+    ],
+)
+def test_claims_that_cannot_be_kept_are_refused_before_anything_is_measured(
+    claims: list[str], says: str, recipe: object, tiny: object, tmp_path: Path
+) -> None:
+    settings = {"tasks": ["smelt_last_word"], "speed": False, "samples": 0, "guarantee": claims}
+    with pytest.raises(SmeltError, match=re.escape(says)):
+        run(recipe(tiny(), {"evaluate": settings}, group_size=32), progress=False)  # type: ignore[operator]
+    with pytest.raises(SmeltError, match=re.escape(says)):
+        evaluate(
+            [tiny()],  # type: ignore[operator]
+            baseline="builtin:smelt-6m",
+            settings=Evaluate.model_validate(settings),
+            output=tmp_path / "e",
+        )
+
+
+def test_a_recipe_whose_claims_are_not_certified_ends_with_status_1(tmp_path: Path) -> None:
+    given = {"evaluate.windows": 4, "evaluate.length": 32, "evaluate.speed": False, "evaluate.tasks": [], "evaluate.samples": 0,
+             "calibrate.samples": 4, "calibrate.length": 32, "evaluate.guarantee": ["ppl loss <= 1%"]}  # fmt: skip
+    sets = [part for name, value in given.items() for part in ("--set", f"{name}={json.dumps(value)}")]
+    path = str(REPOSITORY / "recipes/quickstart.yaml")
+    done = CliRunner().invoke(app, ["run", path, "--output", str(tmp_path / "out"), *sets])
+    assert done.exit_code == 1
+    assert "guarantee 'ppl loss <= 1%' of W4A16 g64 gptq is not certified: undecided" in done.stderr
 
 
 def test_a_command_that_cannot_certify_fails_and_says_so(tmp_path: Path) -> None:

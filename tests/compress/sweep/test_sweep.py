@@ -65,6 +65,17 @@ def test_every_combination_is_a_trial_and_so_are_those_listed(sweep_file: Callab
     assert len({trial.recipe.output for trial in sweep.trials}) == 4
 
 
+def test_text_is_cut_to_what_the_model_can_read(
+    sweep_file: Callable[..., Path], tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The default length is longer."""
+    model = str(tiny(max_position_embeddings=64))
+    top = {"model": model, "evaluate": {"windows": 2, "samples": 0, "speed": False}}
+    result = run_sweep(Sweep.load(sweep_file(top, grid={"steps.0.quantize.group_size": [32]})))
+    assert result.report is not None
+    assert [each.text.length for each in result.report.models if each.text] == [64, 64]
+
+
 def test_every_trial_has_a_name_of_its_own(sweep_file: Callable[..., Path]) -> None:
     grid = {"steps.0.quantize.ignore": [[], ["lm_head"], ["lm-head"]]}
     names = [trial.name for trial in Sweep.load(sweep_file(grid=grid)).trials]

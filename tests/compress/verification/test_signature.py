@@ -7,8 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 from smelt.compress.verification.claims import RECORD
 from smelt.compress.verification.signature import SIGNATURE, check_signature
+from smelt.models.directory.find import _HUB_FILES
 from smelt.system.errors import SmeltError
 
 pytest.importorskip("cryptography")
@@ -60,6 +62,11 @@ def test_a_changed_signature_is_not_confirmed(change: tuple[str, str], sentence:
     (tmp_path / SIGNATURE).write_text(HASHED.replace(*change))
     (tmp_path / RECORD).write_text(SIGNED)
     assert sentence in _why(tmp_path, KEY)
+
+
+def test_a_signature_is_fetched_from_the_hub_with_its_record() -> None:
+    files = ["smelt.json", SIGNATURE, "model.safetensors", "config.json", "tokenizer.json", "pytorch_model.bin", "x.py"]
+    assert list(filter_repo_objects(files, allow_patterns=_HUB_FILES)) == files[:5]
 
 
 def test_a_missing_signature_or_key(tmp_path: Path) -> None:

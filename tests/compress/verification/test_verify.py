@@ -232,6 +232,26 @@ def test_what_the_runtime_does_not_serve_is_not_measurable(
     assert all("the architecture X" in each.why for each in found)
 
 
+def test_what_fails_when_it_is_measured_again_is_not_confirmed(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record could ask for something that fails, and its claims would never be looked at. What was measured before is."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise SmeltError("speed of copy: the prompt is too long")
+
+    _rewrite(copied, lambda claims: claims["measured"]["text"].update(perplexity=1.01))
+    _rewrite(copied, lambda claims: claims["measured"]["settings"].update(speed={"repeats": 1}))
+    monkeypatch.setattr("smelt.compress.evaluation.measure.measure_speed", fail)
+    found = {each.claim: each for each in verify(copied, output=tmp_path / "out")}
+    assert found["perplexity 1.01"].verdict == "not confirmed"
+    assert found["what was measured"].why == "measuring it again failed: speed of copy: the prompt is too long"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("Dear")
+    with pytest.raises(SmeltError, match="was not made by Smelt"):
+        list(verify(copied, output=tmp_path / "mine"))
+
+
 def test_several_processes_are_not_started_for_a_record(made: tuple[Path, ReportData]) -> None:
     claims = Claims.read(made[0]).measured
     assert claims is not None

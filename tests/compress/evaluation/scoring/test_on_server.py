@@ -144,6 +144,19 @@ def measured(remote: RemoteModel, goes_on: str, tmp_path_factory: pytest.TempPat
     return output
 
 
+def test_another_servers_speed_is_its_own(remote: RemoteModel, engine: Engine, tmp_path: Path) -> None:
+    """Though it serves the same model."""
+    speed = SpeedSettings(prompt=8, generate=4, concurrency=[1], repeats=1)
+    settings = Evaluate(windows=1, length=16, samples=0, speed=speed)
+    with serving([served(engine)]) as other:
+        found = [
+            evaluate([], servers=[each], settings=settings, output=tmp_path / "out", progress=False).models[0].speed
+            for each in (remote, RemoteModel(other.url, tokenizer="builtin:smelt-6m"), remote)
+        ]
+    assert found[0] != found[1]
+    assert found[0] == found[2]
+
+
 def test_a_server_is_a_model_of_the_report(measured: Path, server: Serving) -> None:
     report = load(measured)
     assert report.status == "complete"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lm_eval import evaluator
@@ -40,7 +41,7 @@ def test_a_group_has_the_value_that_lm_eval_gives_it(by_size: bool, model: Smelt
         f"  - {{metric: acc, aggregation: mean, weight_by_size: {str(by_size).lower()}}}\nmetadata: {{version: 3.0}}\n"
     )
     tasks = Tasks.find([str(path)])
-    results = [result for name in tasks.loaded for result in tasks.run(name, model, None, None)]
+    results = [result for name in tasks.loaded for result in tasks.run(name, model, None)]
     assert len({result.value for result in results}) == 2
     (group,) = tasks.of_groups(results)
     manager = TaskManager(include_path=tmp_path, include_defaults=False)
@@ -57,7 +58,7 @@ def test_a_group_has_the_value_that_lm_eval_gives_it(by_size: bool, model: Smelt
 
 def test_of_a_task_the_first_metric_of_which_more_is_better_stands_for_it(model: SmeltLM) -> None:
     tasks = Tasks.find(["smelt_last_word"])
-    found = tasks.run("smelt_last_word", model, 5, None)
+    found = tasks.run("smelt_last_word", model, 5)
     assert [result.metric for result in found] == ["perplexity", "acc"]
     assert [result.metric for result, _ in primary_tasks(_with(found))] == ["acc"]
     worse = TaskChange(task="t", metric="m", filter="none", difference=1.0, significant=True)
@@ -68,9 +69,52 @@ def test_of_a_task_the_first_metric_of_which_more_is_better_stands_for_it(model:
 
 def test_few_shot_examples_are_counted(model: SmeltLM) -> None:
     (plain, *_), (shot, *_) = (
-        Tasks.find(["smelt_continuation"]).run("smelt_continuation", model, 5, count) for count in (None, 2)
+        Tasks.find(["smelt_continuation"], fewshot=count).run("smelt_continuation", model, 5) for count in (None, 2)
     )
     assert (plain.fewshot, shot.fewshot) == (0, 2)
+
+
+def test_items_have_the_same_examples_in_parts(model: SmeltLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what is answered in parts, for a guarantee, would be another task."""
+    tasks = Tasks.find(["smelt_continuation"], fewshot=2)
+    seen: dict[int, set[str]] = {}
+    items = list(range(12))  # which lm-eval numbers anew
+    asked = model.loglikelihood
+
+    def loglikelihood(requests: list[Any], *others: Any, **more: Any) -> Any:
+        for each in requests:
+            seen.setdefault(items[each.doc_id], set()).add(each.args[0])
+        return asked(requests, *others, **more)
+
+    monkeypatch.setattr(model, "loglikelihood", loglikelihood)
+    whole = tasks.run("smelt_continuation", model, 12)
+    for part in ([0, 1, 7], [2, 5, 11], [3, 4, 6, 8, 9, 10]):
+        items[:] = part
+        for all_of_them, some in zip(whole, tasks.run("smelt_continuation", model, None, part), strict=True):
+            assert some.by_item == [all_of_them.by_item[item] for item in part]
+    assert len(seen) == 12
+    assert all(len(prompts) == 1 for prompts in seen.values())
+    assert len(set().union(*seen.values())) == 12
+
+
+def test_what_identifies_a_task_has_its_items_and_examples(tmp_path: Path) -> None:
+    (tmp_path / "test.jsonl").write_text('{"text": "The sky is", "ends": [" blue", " qzx"], "right": 0}\n')
+
+    def found(example: str, fewshot: int | None) -> tuple[str, str]:
+        (tmp_path / "train.jsonl").write_text(json.dumps({"text": example, "ends": [" a", " b"], "right": 0}) + "\n")
+        files = f"{{train: {tmp_path}/train.jsonl, test: {tmp_path}/test.jsonl}}"
+        (tmp_path / "mine.yaml").write_text(
+            f"task: mine\ndataset_path: json\ndataset_kwargs: {{data_files: {files}}}\noutput_type: multiple_choice\n"
+            "training_split: train\nfewshot_split: train\ntest_split: test\ndoc_to_text: text\ndoc_to_target: right\n"
+            "doc_to_choice: ends\nmetric_list: [{metric: acc}]\nmetadata: {version: 1.0}\n"
+        )
+        tasks = Tasks.find([str(tmp_path / "mine.yaml")], fewshot=fewshot)
+        return tasks.digests["mine"], tasks.data["mine"]
+
+    (one, items), (other, same) = found("Grass is", 1), found("Snow is", 1)
+    assert one != other
+    assert items == same
+    assert found("Grass is", None)[0] == found("Snow is", None)[0]
 
 
 def _with(tasks: list) -> ModelResult:  # type: ignore[type-arg]
