@@ -21,6 +21,7 @@ from .problems import (
     device_problems,
     drafter_problems,
     fewest_positions,
+    find_tasks,
     guarantee_problems,
     length_problems,
     rank_problems,
@@ -29,7 +30,6 @@ from .problems import (
     task_problems,
     text_problems,
 )
-from .scoring.tasks import Tasks
 from .settings import Evaluate
 from .subject import Subject, subjects
 
@@ -94,7 +94,7 @@ def evaluate(
         raise SmeltError("there is nothing to evaluate; give a checkpoint, or a server with --server")
     asked = asked.within(fewest_positions([subject.directory for subject in found]))
     raise_problems(text_problems(asked, "") + length_problems(asked, [subject.directory for subject in found], ""))
-    tasks = Tasks.asked(asked)
+    tasks = find_tasks(asked)
     if tasks is not None:
         raise_problems(
             task_problems(tasks, [subject.directory for subject in found], "") + claimed_problems(asked, tasks, "")

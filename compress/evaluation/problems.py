@@ -84,6 +84,17 @@ def guarantee_problems(settings: Evaluate, where: str = "evaluate.") -> list[Pro
     return problems
 
 
+def find_tasks(settings: Evaluate) -> Tasks | None:
+    """The tasks of an evaluation; None if it has none.
+
+    Raises:
+        SmeltError: one line for each that cannot be used.
+    """
+    if not settings.tasks:
+        return None
+    return Tasks.find(settings.tasks, trust_code=settings.trust_task_code, fewshot=settings.fewshot)
+
+
 def claimed_problems(settings: Evaluate, tasks: Tasks, where: str = "evaluate.") -> list[Problem]:
     """Claims on tasks that are not among those that were found.
 

@@ -31,6 +31,7 @@ from ..evaluation.problems import (
     claimed_problems,
     device_problems,
     drafter_problems,
+    find_tasks,
     guarantee_problems,
     length_problems,
     rank_problems,
@@ -119,7 +120,7 @@ class Plan:
                 problems += _resource_problems(recipe, model, cost, reads_text=bool(text))
                 try:
                     calibration = _read_windows(recipe, model, calibrate=bool(text))
-                    tasks = Tasks.asked(recipe.evaluate) if recipe.evaluate else None
+                    tasks = find_tasks(recipe.evaluate) if recipe.evaluate else None
                     if tasks is not None and recipe.evaluate:
                         problems += task_problems(tasks, [model.directory])
                         problems += claimed_problems(recipe.evaluate, tasks)

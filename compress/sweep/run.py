@@ -13,7 +13,7 @@ from ...system.progress import Progress
 from ...system.storage.run_directory import Output
 from ..evaluation.evaluate import measured
 from ..evaluation.measure import Evaluation
-from ..evaluation.problems import fewest_positions
+from ..evaluation.problems import fewest_positions, find_tasks
 from ..evaluation.scoring.tasks import Tasks
 from ..evaluation.subject import Subject
 from ..pipeline.plan import Plan
@@ -107,7 +107,7 @@ def _check(sweep: Sweep, fresh: bool) -> Tasks | None:
         )
     if problems:
         raise SmeltError("\n".join(problems))
-    return Tasks.asked(sweep.base.evaluate) if sweep.base.evaluate else None
+    return find_tasks(sweep.base.evaluate) if sweep.base.evaluate else None
 
 
 def _measure(

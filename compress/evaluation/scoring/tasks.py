@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....system.errors import SmeltError, nearest_name
 from ....system.storage.paths import named_path
@@ -20,9 +20,6 @@ from ....system.storage.run_directory import digest
 from ...results.result import TaskResult
 from ...results.statistics import Interval, mean_interval, resampled_interval, share_interval
 from .task_code import BUILTIN, UntrustedCodeError, only_shipped_code, sandbox_templates
-
-if TYPE_CHECKING:
-    from ..settings import Evaluate
 
 Aggregate = Callable[[Sequence[Any]], float]
 
@@ -91,13 +88,6 @@ class Tasks:
         data = {name: digest([str(doc) for doc in task.eval_docs]) for name, task in loaded.items()}
         digests = {name: _digest(task, data[name]) for name, task in loaded.items()}
         return cls(loaded, groups, frozenset(alone), digests, data)
-
-    @classmethod
-    def asked(cls, settings: Evaluate) -> Tasks | None:
-        """Those of an evaluation; None if it has none. Arguments and errors as of :meth:`find`."""
-        if not settings.tasks:
-            return None
-        return cls.find(settings.tasks, trust_code=settings.trust_task_code, fewshot=settings.fewshot)
 
     def group_of(self, name: str) -> str | None:
         """The group that a task was requested through, if the group has its own value."""
