@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import secrets
 import sys
 from dataclasses import replace
 from typing import Annotated
@@ -39,7 +40,7 @@ def chat(
     from ...runtime.engine.chat import Chat, converse
     from ...runtime.engine.engine import Engine
 
-    loaded = Engine(find_checkpoint(checkpoint).path, replace(engine, max_sequences=1))
+    loaded = Engine(find_checkpoint(checkpoint).path, replace(engine, max_sequences=1, seed=secrets.randbits(62)))
     limit = min(max_tokens, max(1, loaded.max_length // 2))
     if isinstance(sys.stdin, io.TextIOWrapper):  # input may be in any encoding
         sys.stdin.reconfigure(errors="replace")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @reporting_errors
-@with_engine_options()
+@with_engine_options("seed")
 def serve(
     checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
     *,
@@ -90,6 +92,12 @@ def serve(
     otlp_endpoint: Annotated[
         str | None, typer.Option(help="Send a span of each request there, over HTTP. Needs the extra `otel`.")
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Makes answers to requests without a seed reproducible, if they come in the same order.", min=0
+        ),
+    ] = None,
     engine: EngineConfig,
 ) -> int:
     """Serve a checkpoint to clients of OpenAI's, Anthropic's and vLLM's APIs.
@@ -116,6 +124,7 @@ def serve(
         raise SmeltError("--replicas starts its processes itself, but a launcher has started this one; use one of them")
     if engine.ranks > 1:
         work_unless_first(engine)
+    engine = replace(engine, seed=secrets.randbits(62) if seed is None else seed)
     config = ServerConfig(
         host=host,
         port=port,

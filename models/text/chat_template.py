@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from ...system.errors import SmeltError
@@ -59,8 +60,14 @@ def conversation_tokens(
         template: further variables of the template.
 
     Raises:
-        SmeltError: the template fails.
+        SmeltError: the template fails, or a variable is one of the tokenizer's own settings.
     """
+    # Whoever sends a conversation may come from outside: another template could run for ever, and padding take all memory.
+    own = next((name for name in template or {} if name in _own_settings(tokenizer)), None)
+    if own is not None:
+        raise SmeltError(
+            f"{own} is no variable of the model's chat template, but a setting of the tokenizer; leave it out"
+        )
     try:
         written: Any = tokenizer.apply_chat_template(
             list(turns),
@@ -76,3 +83,9 @@ def conversation_tokens(
         first = " ".join(str(error).split())[:200] or type(error).__name__
         raise SmeltError(f"the model's chat template refuses this conversation ({first})") from None
     return [int(token) for token in written]
+
+
+def _own_settings(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """Of what writes a conversation as tokens, and of what it calls; but documents, which templates read."""
+    functions = (tokenizer.apply_chat_template, tokenizer.__call__)
+    return {name for function in functions for name in signature(function).parameters} - {"documents"}

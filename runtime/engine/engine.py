@@ -119,7 +119,7 @@ class Engine:
         self._awaited: set[str] = set()  # requests whose tokens are needed before the next step is scheduled
         self._requests: dict[str, Request] = {}
         self._sinks: dict[str, Sink] = {}
-        self._new = NewRequests(self)
+        self._new = NewRequests(self, config.seed)
         self._adapters: dict[str, str] = {}  # with their fingerprints
         self._deadlines = Deadlines(self._requests)
         self._lock = threading.RLock()

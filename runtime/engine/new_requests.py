@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ...system.errors import RuntimeProblem
@@ -33,11 +35,13 @@ class NewRequests:
 
     Args:
         engine: that will serve them.
+        seed: from which those without a seed get theirs, in the order in which they come.
     """
 
-    def __init__(self, engine: Serving) -> None:
+    def __init__(self, engine: Serving, seed: int) -> None:
         self._engine = engine
         self._names = itertools.count()
+        self._seeds = random.Random(seed)
 
     def of_prompt(
         self, prompt: Prompt, params: SamplingParams, id: str | None, options: RequestOptions, *, salt: bytes
@@ -66,11 +70,18 @@ class NewRequests:
             raise RuntimeProblem(problem)
         most = self._engine.max_length - len(tokens)
         grows_to = len(tokens) + min(most, params.max_tokens or most)
+        # No more than there are: a device has 32 bits for them.
+        vocabulary = self._engine.model.spec.vocabulary
+        if params.top_k > vocabulary or params.min_tokens > grows_to:
+            least = min(params.min_tokens, grows_to)
+            params = replace(params, top_k=min(params.top_k, vocabulary), min_tokens=least)
         self._check_room(grows_to, "lower max_tokens or raise kv_cache_bytes")
         name = id if id is not None else f"request-{next(self._names)}"
         request = Request(name, tokens, params, grows_to, self._variant(grows_to) + salt, text, deadline=deadline)
         request.priority, request.predicted_tokens = options.get("priority", 0), options.get("predicted_tokens")
         request.adapter = options.get("adapter")
+        if params.seed is None:
+            request.seed = self._seeds.getrandbits(63)
         request.sequences = [
             Sequence(request, i, list(tokens)) for i in range(1 if params.is_beam_search else params.n)
         ]

@@ -10,6 +10,9 @@ from .constraint import Constraint
 
 _MOST_LOGPROBS = 1000
 _MOST_SAMPLES = 256
+# Logits divided by less are no numbers any more, and the most likely token is certain long before.
+_COLDEST = 1e-5
+_LEAST_PENALTY, _MOST_PENALTY = 1e-3, 1e3
 
 
 @dataclass(frozen=True)
@@ -19,14 +22,14 @@ class SamplingParams:
     Attributes:
         max_tokens: the most tokens to generate; None for the rest of the model's length.
         min_tokens: no end token and no stop before this many tokens.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy, and so is less than 0.00001.
         top_k: sample among this many most likely tokens; 0 for all.
         top_p: sample among the most likely tokens that together have this probability.
         min_p: drop tokens less likely than this share of the most likely one.
         repetition_penalty: above 1, tokens of prompt and output become less likely.
         presence_penalty, frequency_penalty: subtracted once, or as often as it occurs, from a token of the output.
         logit_bias: added to tokens' logits.
-        seed: fixes this request's draws; with ``Engine(reproducible=True)`` its tokens, regardless of other requests.
+        seed: fixes this request's draws, which without one differ from request to request; with ``Engine(reproducible=True)`` its tokens, regardless of other requests.
         stop: strings that end the output; they are not part of it.
         stop_token_ids: tokens that end the output.
         ignore_eos: do not stop at the model's end token.
@@ -66,6 +69,8 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if 0 < self.temperature < _COLDEST:
+            object.__setattr__(self, "temperature", 0.0)
         for name, holds, expected in self._rules():
             if not holds:
                 raise RuntimeProblem(f"{name} is {getattr(self, name)!r}; it must be {expected}")
@@ -99,7 +104,11 @@ class SamplingParams:
             ("top_k", self.top_k >= 0, "0 (all) or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "from 0 to 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0"),
+            (
+                "repetition_penalty",
+                _LEAST_PENALTY <= self.repetition_penalty <= _MOST_PENALTY,
+                f"from {_LEAST_PENALTY:g} to {_MOST_PENALTY:g}",
+            ),
             ("presence_penalty", math.isfinite(self.presence_penalty), "a number"),
             ("frequency_penalty", math.isfinite(self.frequency_penalty), "a number"),
             ("logit_bias", all(math.isfinite(v) for v in self.logit_bias.values()), "finite numbers by token id"),

@@ -138,6 +138,7 @@ class Request:
         adapter: that it is for; None for the model itself.
         deadline: seconds from its arrival until it must have ended; None if it has as many as it takes.
         upper_bits: whether it is answered from the upper four of the weights' 8 bits.
+        seed: of its noise, if its parameters name none; None for the engine's.
     """
 
     id: str
@@ -164,6 +165,7 @@ class Request:
     adapter: str | None = None
     deadline: float | None = None
     upper_bits: bool = False
+    seed: int | None = None
 
     @property
     def due(self) -> float:

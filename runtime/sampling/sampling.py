@@ -139,7 +139,8 @@ def _lowest_of_nucleus(row: Tensor, top_p: float) -> Tensor:
 
 def sequence_seed(sequence: Sequence, seed: int) -> int:
     """The seed of a sequence's noise; ``seed`` is the engine's, for requests without one."""
-    own = seed if sequence.request.params.seed is None else sequence.request.params.seed
+    request = sequence.request
+    own = next((each for each in (request.params.seed, request.seed) if each is not None), seed)
     return (own + _SEED_STEP * sequence.index) % 2**63
 
 

@@ -394,7 +394,8 @@ class Scheduler:
         """Keep some blocks free for the next steps, by swapping out sequences that are not in this one."""
         while self.cache.free < self.cache.blocks // _RESERVED:
             paused = [sequence for sequence in self._not_in(plan) if sequence.remaining > 0 and not sequence.pending]
-            last = list(self.policy.order((), paused, self.max_sequences))[-1:]
+            ordered = self.policy.order(self.waiting, self.running, self.max_sequences)
+            last = [sequence for sequence in ordered if sequence in paused][-1:]
             if not last or self._swapping is None or not self._swapping.pays(last[0].computed):
                 return
             before = self.swaps

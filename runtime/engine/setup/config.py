@@ -53,7 +53,7 @@ class EngineConfig:
         max_waiting: the most requests that wait; further ones are refused with QueueFull. No limit by default, and
             none for the prompts of one call of ``generate``.
         static_batching: the same as the policy ``static``, the baseline: a batch starts only when the previous one has ended.
-        seed: for requests without one.
+        seed: from which requests without one get theirs, in the order in which they come.
         trust_remote_code: run the checkpoint's Python code; off by default.
         kv_dtype: KV cache dtype: ``auto`` (the compute dtype), ``int8``, ``fp8`` or, on a GPU, ``int4``,
             with a scale for each head and position; int4 keys are rotated, which spreads their outliers.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,9 @@ class EngineReplica:
 
     def __init__(self, plan: ReplicaPlan, latest: Any = None) -> None:
         share_interpreter()
-        loader = ModelLoader(plan.engine, plan.shares or len(plan.models), plan.tool_call_parser, plan.stream_interval)
+        # Which of several answers is not known before, and the same request twice is not to have the same answer.
+        engine = replace(plan.engine, seed=secrets.randbits(62))
+        loader = ModelLoader(engine, plan.shares or len(plan.models), plan.tool_call_parser, plan.stream_interval)
         self._server = Server(ServedModels(load_all(loader, plan.models, plan.adapters)), plan.config)
         self._name = "alone"
         if latest is not None:

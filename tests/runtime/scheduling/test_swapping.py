@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from smelt.runtime import SamplingParams
 from smelt.runtime.requests.sequence import Request, Sequence
@@ -65,3 +67,18 @@ def test_what_an_empty_plan_saves_is_copied_with_the_next_one(policy: str) -> No
     empty = next(i for i, plan in enumerate(drive.plans) if not plan.chunks)
     assert len(drive.plans[empty + 1].swap_out) == len(drive.plans[empty + 1].swap_in) == 2
     assert drive.answers["second"][0] == alone([1] * 5, b"", 0, 8)
+
+
+def test_swapping_ahead_forgets_no_queue() -> None:
+    """Those of all requests that wait, too, of which there are many more than of those that pause."""
+    drive = Drive("mlfq", blocks=40, slots=400, swap="swap", max_sequences=8)
+    for i in range(300):
+        drive.add(f"{i}", 6, 12)
+    jobs: dict[int, Any] = {}
+    while drive.scheduler.has_work:
+        drive.step()
+        found = drive.scheduler.policy._jobs  # type: ignore[attr-defined]
+        live = {id(request) for request in drive.requests.values()}
+        assert all(found.get(key) is job for key, job in jobs.items() if key in live)
+        jobs = dict(found)
+    assert drive.scheduler.swaps > 0
