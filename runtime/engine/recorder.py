@@ -93,16 +93,18 @@ class Recorder:
         is_end = sampled.token in params.stop_token_ids or (sampled.token in self._ends and not params.ignore_eos)
         if sequence.text is not None and not (is_end and may_stop):
             sequence.text.add(sampled.token, may_stop=may_stop)
-        if may_stop and is_end:
+        # A grammar that cannot be followed allows nothing but an end.
+        failure = None if sequence.matcher is None else sequence.matcher.failure
+        if failure is not None:
+            sequence.request.error = f"the output's grammar became too complex to follow ({failure})"
+            sequence.request.is_invalid = True
+            self.end(sequence.request, "error")
+        elif may_stop and is_end:
             sequence.stopped_by = sampled.token
             self._end(sequence, "stop")
         elif sequence.text is not None and sequence.text.stopped_by is not None:
             sequence.stopped_by = sequence.text.stopped_by
             self._end(sequence, "stop")
-        elif sequence.matcher is not None and sequence.matcher.failure is not None:
-            sequence.request.error = f"the output's grammar became too complex to follow ({sequence.matcher.failure})"
-            sequence.request.is_invalid = True
-            self.end(sequence.request, "error")
         elif sequence.matcher is not None and sequence.matcher.is_complete:
             self._end(sequence, "stop")
         elif count >= sequence.request.max_tokens:

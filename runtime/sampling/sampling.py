@@ -91,8 +91,8 @@ def changed_logits(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> Ten
     """A row of logits after biases, forbidden ends, penalties and the constraint."""
     params = sequence.request.params
     row = row.clone()
-    for token, bias in params.logit_bias.items():
-        row[token] += bias
+    if params.logit_bias:
+        row[torch.tensor(list(params.logit_bias))] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype)
     generated = sequence.generated
     if params.repetition_penalty != 1:
         seen = torch.tensor(sorted(set(sequence.tokens)))

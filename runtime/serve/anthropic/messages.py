@@ -30,7 +30,7 @@ class MessagesRequest(ConversationRequest, SchedulingFields):
     """
 
     max_tokens: Annotated[int, Field(ge=0)]
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -18,10 +18,8 @@ from ...requests.constraint import Matcher
 from ..http.errors import ApiError
 from .grammar import SPACES, Grammar
 
-_LIMITS = LLParserLimits(
-    max_items_in_row=4000, max_grammar_size=200_000, max_lexer_states=100_000, verbose_errors=False
-)
-_KEPT = 256
+_LIMITS = LLParserLimits(max_items_in_row=4000, max_grammar_size=200_000, max_lexer_states=50_000, verbose_errors=False)
+_KEPT = 64  # a grammar that reaches these limits takes tens of megabytes
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
@@ -49,6 +47,9 @@ class Compiler:
             backend.to_str(), n_vocab=max(vocabulary, len(tokenizer)), eos_token=sorted(ends) or None
         )
         self._ids: dict[str, int] = tokenizer.get_added_vocab()
+        # The longest of those that begin at a place.
+        tags = "|".join(re.escape(tag) for tag in sorted(self._ids, key=len, reverse=True))
+        self._tags = re.compile(f"({tags})" if tags else "(?!)")
         self._ends = ends
         self._known: OrderedDict[tuple[Grammar, int | None], CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
@@ -65,7 +66,7 @@ class Compiler:
         """
         key = grammar, after
         with self._lock:
-            if key in self._known:
+            if key in self._known and not self._known[key].is_spent:
                 self._known.move_to_end(key)
                 return self._known[key]
         try:
@@ -99,7 +100,7 @@ class Compiler:
         """A grammar in which tags that are one token are written as tokens: as text they never match."""
 
         def tokens_of(match: re.Match[str]) -> str:
-            parts = _split(json.loads(match[0]), self._ids)
+            parts = self._split(json.loads(match[0]))
             return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in parts)
 
         lines = []
@@ -117,11 +118,20 @@ class Compiler:
             )
         return "\n".join(lines)
 
+    def _split(self, text: str) -> list[str | int]:
+        """A text's tags as tokens, and what is between them."""
+        return [self._ids.get(part, part) for part in self._tags.split(text) if part]
+
 
 class CompiledGrammar:
-    """A grammar from which outputs start."""
+    """A grammar from which outputs start.
+
+    Attributes:
+        is_spent: whether an output of it has reached the limits, which all of them share.
+    """
 
     def __init__(self, template: LLMatcher, vocabulary: int, ends: frozenset[int], after: int | None) -> None:
+        self.is_spent = False
         self._template = template
         self._vocabulary = vocabulary
         self._ends = ends
@@ -129,14 +139,16 @@ class CompiledGrammar:
 
     def start(self) -> Matcher:
         """At the beginning of an output."""
-        return GrammarMatcher(self._template.deep_copy(), self._vocabulary, self._ends, self._after)
+        return GrammarMatcher(self, self._template.deep_copy(), self._vocabulary, self._ends, self._after)
 
 
 class GrammarMatcher:
     """How far an output has come in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: int, ends: frozenset[int], after: int | None) -> None:
-        self._matcher = matcher
+    def __init__(
+        self, grammar: CompiledGrammar, matcher: LLMatcher, vocabulary: int, ends: frozenset[int], after: int | None
+    ) -> None:
+        self._grammar, self._matcher = grammar, matcher
         self._vocabulary = vocabulary
         self._ends = ends
         self._after = after
@@ -158,7 +170,7 @@ class GrammarMatcher:
 
     def copy(self) -> GrammarMatcher:
         """Another one that has come as far."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._vocabulary, self._ends, self._after)
+        return GrammarMatcher(self._grammar, self._matcher.deep_copy(), self._vocabulary, self._ends, self._after)
 
     @property
     def is_complete(self) -> bool:
@@ -168,7 +180,10 @@ class GrammarMatcher:
     @property
     def failure(self) -> str | None:
         """Why it cannot be followed any further."""
-        return self._matcher.get_error().split("\n<")[0] or None
+        if not self._matcher.is_error():
+            return None
+        self._grammar.is_spent = True
+        return self._matcher.get_error().split("\n<")[0]
 
 
 def _refused(grammar: Grammar, problem: str) -> ApiError:
@@ -189,20 +204,3 @@ def _problem(template: LLMatcher) -> str:
 
 def _sentence(error: str) -> str:
     return " ".join(error.split("\n<")[0].split())[:300].rstrip(".")
-
-
-def _split(text: str, ids: dict[str, int]) -> list[str | int]:
-    """A text's tags as tokens, and what is between them."""
-    found: list[str | int] = []
-    rest = text
-    while rest:
-        met = [(rest.find(tag), -len(tag), tag) for tag in ids if tag in rest]
-        if not met:
-            found.append(rest)
-            break
-        place, _, tag = min(met)
-        if place:
-            found.append(rest[:place])
-        found.append(ids[tag])
-        rest = rest[place + len(tag) :]
-    return found

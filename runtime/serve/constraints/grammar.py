@@ -90,6 +90,27 @@ def tool_calls(form: CallFormat, tools: Mapping[str, dict[str, Any] | None], *, 
     return Grammar("calls", "\n".join([f"start: {start}", f"call: {one}", *rules]))
 
 
+def calls_or_json(
+    form: CallFormat, tools: Mapping[str, dict[str, Any] | None], schema: dict[str, Any], *, several: bool
+) -> Grammar:
+    """Calls of tools, or an answer in JSON.
+
+    Args:
+        form: of the calls.
+        tools: the schema of each tool's arguments, by its name.
+        schema: of the answer.
+        several: whether there may be more than one call.
+    """
+    written = [_as_json(form, name, arguments) for name, arguments in tools.items()]
+    if not form.first and all(each is not None for each in written):
+        # Both begin alike, which a schema can tell apart and a grammar's words cannot.
+        either = [_moved(each, f"#/anyOf/{i}") for i, each in enumerate([schema, *written])]
+        return Grammar("json", json.dumps({"anyOf": either}))
+    calls = tool_calls(form, tools, several=several).text.replace("start:", "calls:", 1)
+    answer = json.dumps({**schema, "x-guidance": SPACES})
+    return Grammar("calls", f"start: calls | answer\nanswer: %json {answer}\n{calls}")
+
+
 def optional_calls(
     form: CallFormat,
     tools: Mapping[str, dict[str, Any] | None],
@@ -122,12 +143,40 @@ def optional_calls(
     return Grammar("calls", "\n".join([*lines, *rules]))
 
 
+def _as_json(form: CallFormat, name: str, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The schema of a call, if calls are JSON as they are written."""
+    try:
+        call = json.loads(f"{form.before(name)}null{form.end}")
+    except json.JSONDecodeError:
+        return None
+    parts = {
+        key: _moved(_arguments(schema), f"#/properties/{key}") if value is None else {"const": value}
+        for key, value in call.items()
+    }
+    return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
+
+
 def _call(form: CallFormat, name: str, schema: dict[str, Any] | None) -> str:
-    schema = schema or {"type": "object", "properties": {}, "additionalProperties": False}
-    arguments = {**schema, "x-guidance": SPACES}
+    arguments = {**_arguments(schema), "x-guidance": SPACES}
     return " ".join(
         part for part in (_quoted(form.before(name)), f"%json {json.dumps(arguments)}", _quoted(form.end)) if part
     )
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """A schema that is a part of another, with what refers to its own parts."""
+    if isinstance(schema, list):
+        return [_moved(each, to) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: to + value[1:] if key == "$ref" and isinstance(value, str) and value.startswith("#") else _moved(value, to)
+        for key, value in schema.items()
+    }
+
+
+def _arguments(schema: dict[str, Any] | None) -> dict[str, Any]:
+    return schema or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def _quoted(text: str) -> str:

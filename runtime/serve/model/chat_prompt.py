@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,9 +14,12 @@ from pydantic import BaseModel, ConfigDict
 from ...requests.params import SamplingParams
 from ..answer.parts import FirstCall, Parser
 from ..constraints.formats import ResponseFormat, StructuredOutputs, grammar_of
-from ..constraints.grammar import optional_calls, tool_calls
+from ..constraints.grammar import calls_or_json, optional_calls, tool_calls
 from ..http.errors import ApiError
 from .served_model import ServedModel
+
+# As at OpenAI, with longer names.
+_MOST_TOOLS, _LONGEST_NAME = 128, 256
 
 
 class _Form(BaseModel):
@@ -138,6 +143,10 @@ async def chat_prompt(
         grammar = tool_calls(
             form.calls, {t.function.name: t.function.parameters for t in called}, several=options.is_parallel
         )
+    elif form.calls is not None and grammar is not None and grammar.kind == "json" and tools:
+        # Otherwise it could answer, but never call one; an expression or a grammar may have calls of its own.
+        schemas = {t.function.name: t.function.parameters for t in tools}
+        grammar = calls_or_json(form.calls, schemas, json.loads(grammar.text), several=options.is_parallel)
     elif form.calls is not None and grammar is None and any(tool.function.strict for tool in tools):
         anything = {"type": "object"}
         schemas = {t.function.name: t.function.parameters if t.function.strict else anything for t in tools}
@@ -159,7 +168,12 @@ async def chat_prompt(
 
 def _check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     names = [tool.function.name for tool in tools]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    if len(names) > _MOST_TOOLS or max(map(len, names), default=0) > _LONGEST_NAME:
+        raise ApiError(
+            400, f"There are {len(names)} tools; give at most {_MOST_TOOLS}, with names of at most {_LONGEST_NAME} characters.",
+            param="tools",
+        )  # fmt: skip
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise ApiError(400, f"Two tools are named {twice!r}.", param="tools")
     if choice == "required" and not tools:

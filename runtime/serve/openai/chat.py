@@ -218,4 +218,5 @@ async def answered(request: ChatRequest, model: ServedModel, name: str) -> ChatC
         continue_last=request.continue_final_message,
     )
     prompt = await chat_prompt(model, turns_of(request.messages), params, options)
+    request.check_prompt_logprobs([prompt.tokens], request.prompt_logprobs)
     return ChatCompletions(request, model, name, prompt)

@@ -14,7 +14,7 @@ from ..http.errors import ApiError
 from ..model.deltas import Delta, Deltas
 from ..model.running import Running
 from ..model.served_model import ServedModel
-from .fields import MOST_SEQUENCES, SamplingFields
+from .fields import MOST_SEQUENCES, SamplingFields, TextsOrTokens
 from .token_text import TokenText
 from .usage import backend, usage
 
@@ -30,7 +30,7 @@ class CompletionRequest(SamplingFields):
     """
 
     model: str | None = None
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(union_mode="left_to_right")
+    prompt: TextsOrTokens
     max_tokens: Annotated[int, Field(ge=0)] | None = _MAX_TOKENS
     logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
     echo: bool = False
@@ -95,7 +95,9 @@ class Completions:
             prompt_logprobs=prompt_wants,
         )
         self._texts = TokenText(model)
-        self.running = Running(model, request.prompts(model), params, name, request.options)
+        prompts = request.prompts(model)
+        request.check_prompt_logprobs(prompts, prompt_wants)
+        self.running = Running(model, prompts, params, name, request.options)
 
     async def whole(self) -> dict[str, Any]:
         """The response."""

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ..http.errors import ApiError, too_long
 from ..model.served_model import ServedModel
-from .fields import Fields
+from .fields import Fields, TextsOrTokens
 
 _MOST_INPUTS = 2048
 
@@ -19,7 +19,7 @@ class EmbeddingRequest(Fields):
     """The body; ``pooling`` is Smelt's."""
 
     model: str | None = None
-    input: str | list[str] | list[int] | list[list[int]] = Field(union_mode="left_to_right")
+    input: TextsOrTokens
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None

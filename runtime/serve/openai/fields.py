@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....system.errors import SmeltError
 from ...requests.params import SamplingParams
-from ..http.errors import refused
+from ..http.errors import ApiError, refused
 from ..model.scheduling import SchedulingFields
 
 # Of one request: prompts times samples.
 MOST_SEQUENCES = 128
+# Every token's text is compared with each of them.
+_MOST_STOPS, _LONGEST_STOP = 64, 1024
+# Log probabilities of one request's prompts together: each is an object in memory, and most of them a line of the answer.
+_MOST_PROMPT_LOGPROBS = 1 << 18
+
+
+# One or more texts, or their tokens. What is wrong with the first element that is, is enough: a body may have a million.
+TextsOrTokens = Annotated[
+    str
+    | Annotated[list[str], Field(fail_fast=True)]
+    | Annotated[list[int], Field(fail_fast=True)]
+    | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)],
+    Field(union_mode="left_to_right"),
+]
 
 
 class Fields(BaseModel):
@@ -58,6 +73,8 @@ class ChoosingFields(Fields, SchedulingFields):
             ApiError: the engine refuses a value.
         """
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stop) > _MOST_STOPS or max(map(len, stop), default=0) > _LONGEST_STOP:
+            raise ApiError(400, f"stop may have {_MOST_STOPS} texts of {_LONGEST_STOP} characters.", param="stop")
         try:
             return SamplingParams(
                 temperature=1.0 if self.temperature is None else self.temperature,
@@ -84,7 +101,7 @@ class SamplingFields(ChoosingFields):
     """
 
     n: Annotated[int, Field(ge=1, le=MOST_SEQUENCES)] | None = None
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -94,9 +111,9 @@ class SamplingFields(ChoosingFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
         """The engine's parameters.
@@ -113,6 +130,23 @@ class SamplingFields(ChoosingFields):
             prompt_logprobs=prompt_logprobs,
             n=self.n or 1,
         )
+
+    def check_prompt_logprobs(self, prompts: Sequence[Sequence[int]], count: int | None) -> None:
+        """Refuse more log probabilities of prompts than an answer can hold, and those that a stream would leave out.
+
+        Args:
+            prompts: their tokens.
+            count: how many are wanted of each token; None for none.
+
+        Raises:
+            ApiError: it asks for them.
+        """
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError(400, "prompt_logprobs are not streamed; leave stream out.", param="prompt_logprobs")
+        wanted = 0 if count is None else (count + 1) * sum(map(len, prompts))
+        if wanted > _MOST_PROMPT_LOGPROBS:
+            why = f"The prompts have {wanted:,} log probabilities together; at most {_MOST_PROMPT_LOGPROBS:,} are answered."
+            raise ApiError(400, why, param="prompt_logprobs")
 
     @property
     def includes_usage(self) -> bool:

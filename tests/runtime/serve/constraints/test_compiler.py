@@ -13,7 +13,15 @@ from smelt.runtime import SamplingParams
 from smelt.runtime.engine.engine import Engine
 from smelt.runtime.serve.answer.schema import HERMES, LLAMA3_JSON, MISTRAL_ARGS, MISTRAL_ARRAY, CallFormat
 from smelt.runtime.serve.constraints.compiler import Compiler
-from smelt.runtime.serve.constraints.grammar import Grammar, choices, expression, json_text, optional_calls, tool_calls
+from smelt.runtime.serve.constraints.grammar import (
+    Grammar,
+    calls_or_json,
+    choices,
+    expression,
+    json_text,
+    optional_calls,
+    tool_calls,
+)
 from smelt.runtime.serve.http.errors import ApiError
 from tokenizers import AddedToken
 
@@ -76,6 +84,20 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_request(compiler: Compi
     assert failed.is_invalid
     assert other.error is None
     assert len(other.completions[0].tokens) == 30
+    # All outputs of a grammar share its limits.
+    assert compiler.compile(json_text(wide)) is not params.constraint
+
+
+def test_one_that_becomes_too_complex_within_an_output_does_not_end_it_as_if_it_were_whole(
+    compiler: Compiler, engine: Engine
+) -> None:
+    grammar = expression("(.*a.{200}|.*b.{150}|.*c.{180}|.*d.{160}|.*e.{190})x")
+    for seed in (1, 2):
+        params = SamplingParams(max_tokens=110, seed=seed, constraint=compiler.compile(grammar))
+        (output,) = engine.generate([[5, 6]], params)
+        (completion,) = output.completions
+        assert len(completion.tokens) > 3
+        assert "too complex" in (output.error or "") or completion.finish_reason == "length"
 
 
 DAYS = {
@@ -131,6 +153,38 @@ def test_what_begins_as_a_call_ends_as_one(
     assert row[sorted(engine.ends)[0]] == 0, "it may end"
     assert _allows(compiled.start(), engine, "No call, but {braces} and <tags>. [1, 2]\n\nThe end.")
     assert not _allows(compiled.start(), engine, wrong)
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA3_JSON, MISTRAL_ARRAY, MISTRAL_ARGS])
+def test_beside_tools_an_answer_in_json_may_be_a_call(form: CallFormat, compiler: Compiler, engine: Engine) -> None:
+    """Also if both refer to parts of their own, as pydantic's schemas do."""
+    zone = {
+        "$defs": {"T": {"type": "string"}},
+        "type": "object",
+        "properties": {"zone": {"$ref": "#/$defs/T"}},
+        "required": ["zone"],
+    }
+    answer = {**SCHEMA, "$defs": {"T": {"enum": ["x", "y"]}}}
+    answer["properties"] = {**SCHEMA["properties"], "b": {"$ref": "#/$defs/T"}}
+    grammar = calls_or_json(form, {"now": zone}, answer, several=False)
+    call = form.first + form.before("now") + '{"zone": "UTC"}' + form.end + form.last
+    for text, allowed in (
+        ('{"a": 5, "b": "x"}', True),
+        (call, True),
+        ('{"a": 500', False),
+        ('{"a": 5, "b": "z', False),
+        (form.first + form.before("then"), False),
+        ("Hello", False),
+    ):
+        assert _allows(compiler.compile(grammar).start(), engine, text) == allowed, text
+
+
+def test_tags_are_found_at_once(compiler: Compiler, engine: Engine) -> None:
+    """The longest of those that begin at a place, in a text of thousands, which took minutes."""
+    ids = engine.tokenizer.get_added_vocab()
+    tag = next(iter(ids))
+    assert compiler._split(f"a{tag}b{tag}") == ["a", ids[tag], "b", ids[tag]]
+    assert len(compiler._split(tag * 50_000)) == 50_000
 
 
 def test_reasoning_may_come_before_calls(compiler: Compiler, engine: Engine) -> None:
