@@ -86,6 +86,8 @@ def _user(blocks: Iterable[tuple[str, Block]], called: dict[str, str]) -> list[d
                 texts.append(block.text)
             case ToolResultBlock():
                 content = "\n".join(_texts(block.content or [], f"{where}.content"))
+                if block.is_error:  # templates have no other place for it
+                    content = f"Error: {content}" if content else "Error"
                 result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
                 if block.tool_use_id in called:
                     result["name"] = called[block.tool_use_id]

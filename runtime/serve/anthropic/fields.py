@@ -93,11 +93,12 @@ TextContent = Annotated[
 
 
 class ToolResultBlock(_Block):
-    """What a called tool returned."""
+    """What a called tool returned, or why it failed."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: TextContent | None = None
+    is_error: bool | None = None
 
 
 Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | OtherBlock

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from .errors import ApiError
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+# A client that reads nothing for so many seconds has left: it would keep its place among those that are served.
+_PATIENCE = 300.0
 DONE = b"data: [DONE]\n\n"
 
 
@@ -63,8 +67,17 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them."""
+
+        async def sent(message: Message) -> None:
+            try:
+                await asyncio.wait_for(send(message), _PATIENCE)
+            except TimeoutError:
+                raise OSError("the client reads nothing") from None
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, sent)
+        except ClientDisconnect:
+            pass
         finally:
             await self._rest.aclose()
 

@@ -52,7 +52,7 @@ class ChoosingFields(Fields, SchedulingFields):
     """How tokens are chosen, in every API of OpenAI's. Those from ``top_k`` on are vLLM's fields."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -78,8 +78,9 @@ class ChoosingFields(Fields, SchedulingFields):
         try:
             return SamplingParams(
                 temperature=1.0 if self.temperature is None else self.temperature,
-                top_k=max(0, self.top_k or 0),
-                top_p=1.0 if self.top_p is None else self.top_p,
+                # Of no probability at all there is the most likely token.
+                top_k=1 if self.top_p == 0 else max(0, self.top_k or 0),
+                top_p=self.top_p or 1.0,
                 min_p=self.min_p or 0.0,
                 repetition_penalty=self.repetition_penalty or 1.0,
                 presence_penalty=self.presence_penalty or 0.0,

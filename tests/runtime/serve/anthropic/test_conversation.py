@@ -119,7 +119,7 @@ def test_results_come_before_what_the_user_says() -> None:
             "tool_calls": [CALLED, {"id": "toolu_2", "type": "function", "function": {"name": "now", "arguments": {}}}],
         },
         {"role": "tool", "tool_call_id": "toolu_2", "name": "now", "content": "12:00\nUTC"},
-        {"role": "tool", "tool_call_id": ID, "name": "get_weather", "content": ""},
+        {"role": "tool", "tool_call_id": ID, "name": "get_weather", "content": "Error"},
         {"role": "user", "content": "Here:\nWhat next?"},
     ]
 

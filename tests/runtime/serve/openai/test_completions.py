@@ -161,7 +161,7 @@ BAD: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": [4096]}, "4096", None),
     ({"prompt": [[1], "a"]}, "prompt", None),
     ({"prompt": "a", "temperature": 3}, "temperature", "temperature"),
-    ({"prompt": "a", "top_p": 0}, "top_p", "top_p"),
+    ({"prompt": "a", "top_p": 1.5}, "top_p", "top_p"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens", "max_tokens"),
     ({"prompt": "a", "max_tokens": "many"}, "max_tokens", "max_tokens"),
     ({"prompt": "a", "logit_bias": {"99999": 1}}, "99999", None),
