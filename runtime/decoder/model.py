@@ -369,7 +369,9 @@ class Model:
         if self._head is not None and other._head is not None and self.spec.hidden == other.spec.hidden:
             probe = torch.randn(2, self.width, generator=torch.Generator().manual_seed(0)).to(self.device, self.dtype)
             a, b = self._head.linear, other._head.linear
-            if torch.equal(a(probe), b(probe)):
+            with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+                same = torch.equal(a(probe), b(probe))
+            if same:
                 self._head.linear = b
                 self._shares.add("head")
 

@@ -113,6 +113,7 @@ class Engine:
         self.executor = self._executor()
         self.drafting = None if self.drafter is None else drafting_of(config, self.drafter, self.executor)
         self.scheduler.drafting = self.drafting
+        self.scheduler.most_verified = self.executor.most_verified
         self.scheduler.same_rows = share.model.operators.same_rows
         self.on_step: Callable[[StepPlan], object] | None = None
         self._handle: tuple[StepPlan, StepHandle] | None = None

@@ -42,7 +42,9 @@ class RotaryBuffers:
         """Send a step's values, computed on the host from its positions."""
         for name, table in self._rotations.of(positions, lengths).items():
             for kept, new in zip(self._tables[name], _flat(table), strict=True):
-                kept[: len(new)].copy_(new.pin_memory() if kept.device.type == "cuda" else new, non_blocking=True)
+                # A rope of one length may have its table on the device.
+                pinned = new.pin_memory() if kept.device.type == "cuda" and new.device.type == "cpu" else new
+                kept[: len(new)].copy_(pinned, non_blocking=True)
 
     def of(self, positions: Tensor) -> dict[str, RotaryTables]:
         """A step's values."""

@@ -149,7 +149,9 @@ class SampledSteps(ABC):
     def _capture(self, kind: StepKind) -> None:
         torch.cuda.synchronize(self.place)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Only this thread may not wait meanwhile: another may serve a model.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             found = self.body(kind)
         self._pool = self._pool or graph.pool()
         self._graphs[kind] = (graph, found)

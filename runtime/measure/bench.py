@@ -147,12 +147,14 @@ def _draft_counts(engine: Engine) -> DraftCounts:
 
 @contextmanager
 def undrafted(engine: Engine) -> Iterator[None]:
-    """Within it nothing is drafted."""
-    drafting, engine.scheduler.drafting = engine.scheduler.drafting, None
+    """Within it nothing is drafted: as without a drafter, a GPU's steps need not wait for each other."""
+    scheduler, executor = engine.scheduler, engine.executor
+    drafting, drafter = scheduler.drafting, executor.drafter
+    scheduler.drafting = executor.drafter = None
     try:
         yield
     finally:
-        engine.scheduler.drafting = drafting
+        scheduler.drafting, executor.drafter = drafting, drafter
 
 
 def run_load(

@@ -43,6 +43,7 @@ class Scheduler:
         preemptions: how often a sequence lost its blocks.
         swaps: how often they were saved in host memory.
         drafting: how many draft tokens a step's sequences get; None for none.
+        most_verified: the most tokens of a step with drafts; None for any number.
         same_rows: more tokens in a step would be computed otherwise, to the last bit: drafts never make it so long. None if nothing depends on it.
     """
 
@@ -68,6 +69,7 @@ class Scheduler:
         self._admission = admission
         self._swapping = swapping
         self.drafting = drafting
+        self.most_verified: int | None = None
         self.same_rows: int | None = None
         self._arrivals = 0
         self._committed = 0.0
@@ -257,7 +259,8 @@ class Scheduler:
 
     def _add_drafts(self, plan: StepPlan, drafting: Drafting) -> None:
         """Give the step's decodes places for draft tokens, as far as tokens and blocks are left that nobody else needs."""
-        budget = self.token_budget - plan.tokens
+        most = self.token_budget if self.most_verified is None else min(self.token_budget, self.most_verified)
+        budget = most - plan.tokens
         if self.same_rows is not None:
             # Beside a long prompt only the rows that have logits are few.
             rows = plan.tokens if plan.tokens <= self.same_rows else len(plan.chunks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+import torch
 from torch import Tensor
 
 from ..decoder.model import Model
@@ -54,6 +55,12 @@ class ModelDrafter(StepwiseDrafter):
         with self._device:
             return self.model(self.model.batch(runs, store.block_size), store)
 
+    def warm_up(self) -> None:
+        """Read a text in blocks that hold nothing yet, so that the first request waits for no compiler."""
+        count = min(self._budget, self.model.spec.max_length)
+        blocks = [0] * -(-count // self._cache.store.block_size)
+        self.compute([Run([0] * count, 0, blocks, count, 0)])
+
     def _prepare(self, sequences: list[Sequence]) -> int:
         """Compute the keys and values of all tokens before the last one; returns how many had none."""
         count = 0
@@ -65,6 +72,8 @@ class ModelDrafter(StepwiseDrafter):
                 self.compute([self._run(sequence, start, start + piece, 0)])
                 self._cache.computed(sequence, start, start + piece)
                 start += piece
+        if count and self.model.device.type == "cuda":
+            torch.cuda.current_stream(self.model.device).synchronize()  # or its time would be taken for the drafts'
         return count
 
     def _begin(self, sequence: Sequence) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from ...system.errors import RuntimeProblem
 from ...system.hardware.machine import human_bytes
+from ...system.hardware.pinned import pinned_memory
 from .offload import L, StreamCounts
 
 # Smaller tensors stay on the device; others begin at multiples.
@@ -110,16 +110,11 @@ class HostLayers:
             f"offload is cpu, but the host has no {human_bytes(count)} of memory for one more layer; use a smaller scheme"
         )
         try:
-            found = torch.empty(count, dtype=torch.uint8, device="cpu")
-        except RuntimeError:
+            if self._device.type == "cuda":
+                return pinned_memory((count,), torch.uint8, self)
+            return torch.empty(count, dtype=torch.uint8, device="cpu")
+        except (RuntimeError, MemoryError):
             raise problem from None
-        if self._device.type == "cuda" and count:
-            # torch's own pinned memory is rounded up to powers of two, and kept.
-            runtime: Any = torch.cuda.cudart()
-            if int(runtime.cudaHostRegister(found.data_ptr(), count, 0)):
-                raise problem
-            weakref.finalize(self, runtime.cudaHostUnregister, found.data_ptr())
-        return found
 
     def stream(self, resident: int) -> HostStream:
         """What copies them."""

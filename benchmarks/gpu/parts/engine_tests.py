@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 IMPORTS = ("pytest", "transformers", "compressed_tensors", "pydantic", "loguru", "psutil", "scipy", "smelt.compress")
 WORKERS = 8
-_FILES = ("tests/gpu/test_drafts.py", "tests/gpu/test_same_tests.py")
+_FILES = (
+    "tests/runtime/gpu/test_drafts.py",
+    "tests/gpu/test_drafts.py",
+    "tests/gpu/test_same_tests.py",
+    "tests/gpu/test_gpu.py",
+    "tests/gpu/test_calibration.py",
+)
 _OPTIONS = ("-q", "-p", "no:cacheprovider", "-m", "slow or not slow")
 
 

@@ -15,6 +15,7 @@ from ...decoder.parts.logit_statistics import LogitStatistics
 from ...requests.sequence import BeamCandidate, Request, Sequence, TokenLogprobs, TokenScore
 from ...sampling.sampling import Sampled
 from ...scheduling.plan import StepPlan
+from ...speculation.drafter import Drafter
 from ...speculation.length import Drafted
 
 
@@ -83,10 +84,17 @@ class Executor(Protocol):
 
     Attributes:
         model: the model; a profile wraps it with a timer.
+        drafter: proposes tokens before each step; None for none. May be taken away for a while, between requests.
         drafts_at_once: whether a whole draft is computed before the host sees its first token, so that nothing can end it.
     """
 
     model: RunsBatches
+    drafter: Drafter | None
+
+    @property
+    def most_verified(self) -> int | None:
+        """The most tokens of a step with drafts; None for any number."""
+        ...
 
     @property
     def drafts_at_once(self) -> bool: ...

@@ -120,13 +120,18 @@ class GpuExecutor(TorchExecutor):
         return None
 
     @property
+    def most_verified(self) -> int | None:
+        """As many as there are graphs for (see ``_VERIFIED``)."""
+        return self._layout.room.drafted
+
+    @property
     def drafts_at_once(self) -> bool:
         """Whether a drafter's steps choose the token that the next one reads."""
         return self._chained is not None
 
     def runs_ahead(self, request: Request) -> bool:
         """Whether all its tokens can be sampled on the device, and none of them is needed to draft the next ones."""
-        return self._drafter is None and self._samples(request)
+        return self.drafter is None and self._samples(request)
 
     def _samples(self, request: Request) -> bool:
         """Whether all its tokens can be sampled on the device."""
@@ -159,14 +164,12 @@ class GpuExecutor(TorchExecutor):
             return CompletedStep(result)
         with self._current:
             self._move_blocks(plan)
-            if self._drafter is None:
+            if self.drafter is None:
                 return self._start(plan, [()] * len(plan.chunks))
             begun = time.perf_counter()
-            proposed = self._drafter.propose(plan, None if self._chained is None else self._chains)
+            proposed = self.drafter.propose(plan, None if self._chained is None else self._chains)
             drafted = time.perf_counter()
             drafts = [_chain_of(proposed, chunk) for chunk in plan.chunks]
-            if sum(chunk.count for chunk in plan.chunks) + sum(map(len, drafts)) > self._layout.room.drafted:
-                drafts = [[] for _ in drafts]  # beside a long prompt: see _VERIFIED
             result, verified = self._start(plan, drafts).with_outcomes()
             drafting = drafted - begun - proposed.preparing
             result.drafted = Drafted(verified, drafting, proposed.prepared, proposed.preparing)
@@ -198,6 +201,8 @@ class GpuExecutor(TorchExecutor):
         """
         with self._current, torch.inference_mode():
             self._steps.warm_up(self._kinds.all(), log)
+            if isinstance(self.drafter, ModelDrafter):
+                self.drafter.warm_up()
             if self._chained is not None:
                 self._chained.warm_up(lambda text: log(f"the drafter: {text}"))
 

@@ -80,11 +80,16 @@ class TorchExecutor:
         self._ends = ends
         self._seed = seed
         self._workers = workers
-        self._drafter = drafter
+        self.drafter = drafter
 
     def execute(self, plan: StepPlan) -> StepHandle:
         """Run a step."""
         return CompletedStep(self._compute(plan))
+
+    @property
+    def most_verified(self) -> int | None:
+        """Any number."""
+        return None
 
     @property
     def drafts_at_once(self) -> bool:
@@ -100,8 +105,8 @@ class TorchExecutor:
         """Each token is one of a sequence."""
         runs = [Run([0], 1, [0, 0], 2, 1)] * tokens
         if drafts:
-            assert isinstance(self._drafter, StepwiseDrafter)
-            return self._drafter.compute(runs)
+            assert isinstance(self.drafter, StepwiseDrafter)
+            return self.drafter.compute(runs)
         if self._workers is not None:
             self._workers.compute(StepMessage(StepPlan([]), runs))
         with self._device:
@@ -114,7 +119,7 @@ class TorchExecutor:
             # Other ranks move theirs with the step.
             self._move_blocks(plan)
             begun = time.perf_counter()
-            proposed = Drafts() if self._drafter is None else self._drafter.propose(plan)
+            proposed = Drafts() if self.drafter is None else self.drafter.propose(plan)
             drafted = time.perf_counter()
             parts = [self._laid_out(chunk, proposed.of.get(chunk.sequence)) for chunk in plan.chunks]
             # Other ranks copy all at once, so that none may depend on another.
@@ -160,8 +165,8 @@ class TorchExecutor:
                 branch = part.tree.branch_at(found.last)
                 if branch is not None:
                     index, block = part.places[branch], chunk.spare[branch]
-                    assert self._drafter is not None
-                    self._drafter.replaced(sequence, sequence.blocks[index], block)
+                    assert self.drafter is not None
+                    self.drafter.replaced(sequence, sequence.blocks[index], block)
                     result.replaced[sequence] = index, block
                 continue
             of_prompt = sequence.request.sequences if not sequence.request.forked else [sequence]
@@ -169,7 +174,7 @@ class TorchExecutor:
             sampled.extend(of_prompt)
         if sampled:
             result.tokens |= self._chosen(there, logits, stats, rows, sampled)
-        if self._drafter is not None:
+        if self.drafter is not None:
             drafting = drafted - begun - proposed.preparing
             result.drafted = Drafted(verified, drafting, proposed.prepared, proposed.preparing)
         return result

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ....system.errors import RuntimeProblem
 from ....system.hardware.machine import human_bytes
+from ....system.hardware.pinned import pinned_memory
 from ...decoder.parts.kv_cache import KeysValues
 from ...scheduling.plan import StepPlan
 from ...scheduling.swapping import TransferCost
@@ -57,7 +58,9 @@ class HostBlocks:
         pinned = each.device.type == "cuda"
         self._device.append(each)
         self._host.append(
-            torch.empty(shape, dtype=each.dtype, pin_memory=pinned)
+            pinned_memory(shape, each.dtype, self)
+            if self._directory is None and pinned
+            else torch.empty(shape, dtype=each.dtype)
             if self._directory is None
             else _mapped(shape, each.dtype, self._directory)
         )

@@ -54,4 +54,4 @@ class PretendDrafter:
 
 def pretend(engine: Engine, outputs: list[RequestOutput]) -> None:
     """Let an engine that looks drafts up be given these."""
-    engine.executor._drafter = PretendDrafter(outputs)  # type: ignore[attr-defined]
+    engine.executor.drafter = PretendDrafter(outputs)  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.measure.bench import undrafted
 from smelt.runtime.requests.constraint import Matcher
 from smelt.system.errors import RuntimeProblem
 from torch import Tensor
@@ -98,6 +99,35 @@ CASES: dict[str, SamplingParams] = {
     "beams": SamplingParams(max_tokens=8, beam_width=3, n=2),
     "log probabilities": SamplingParams(max_tokens=12, temperature=0, logprobs=3, prompt_logprobs=2, ignore_eos=True),
 }
+
+
+@pytest.mark.parametrize("drafter", ["itself", "shallow", "first layers"])
+def test_a_text_that_is_read_before_there_is_any_request_changes_nothing(
+    drafters: dict[str, str], drafter: str
+) -> None:
+    """As a GPU's kernels are compiled."""
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    answers = []
+    for warm in (False, True):
+        engine = Engine(drafters["itself"], drafter=drafters[drafter], draft_tokens=3, **ENGINE)
+        if warm:
+            with torch.inference_mode():
+                engine.drafter.warm_up()  # type: ignore[union-attr]
+        answers.append((tokens(engine, params), engine.drafting.total.accepted))  # type: ignore[union-attr]
+    assert answers[0] == answers[1]
+
+
+def test_a_load_without_drafts_is_computed_as_without_a_drafter(drafters: dict[str, str]) -> None:
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    engine = Engine(drafters["itself"], drafter=drafters["shallow"], draft_tokens=3, **ENGINE)
+    before = tokens(engine, params)
+    drafted = list(engine.drafting.total.drafted)  # type: ignore[union-attr]
+    with undrafted(engine):
+        assert engine.executor.drafter is None
+        assert tokens(engine, params) == before
+        assert engine.drafting.total.drafted == drafted  # type: ignore[union-attr]
+    assert tokens(engine, params) == before
+    assert sum(engine.drafting.total.drafted) > sum(drafted)  # type: ignore[union-attr]
 
 
 @pytest.mark.few(9)
