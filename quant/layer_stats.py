@@ -64,7 +64,8 @@ class ProcessGroup(Protocol):
 class StatsCollector:
     """Accumulates :class:`LayerStats` from the inputs of a layer, in order.
 
-    Each batch is sampled separately, from its first row: the sample does not depend on how batches are distributed.
+    Each batch is sampled separately, from a row on that depends on what is in it: the sample does not depend on how batches are distributed,
+    and no position of a window is preferred. The first one is unlike all others in many models.
 
     Args:
         columns: of the inputs.
@@ -106,7 +107,7 @@ class StatsCollector:
         if self._rows is None:
             # Allocated once: small long-lived tensors between large short-lived ones fragment the memory.
             self._rows = rows.new_empty(self._most, self._columns)
-        sampled = rows[:: self._stride][: self._most - self._filled]
+        sampled = rows[self._begin(rows) :: self._stride][: self._most - self._filled]
         self._rows[self._filled : self._filled + len(sampled)] = sampled
         self._filled += len(sampled)
         if self._squares is not None:
@@ -120,6 +121,14 @@ class StatsCollector:
                 assert unrounded is not None
                 self._shift.add(unrounded.reshape(rows.shape).float() - flat, flat)
         self._tokens += rows.shape[0]
+
+    def _begin(self, rows: Tensor) -> int:
+        """Which row is the first of a batch's sample: by the bits of its last row, which any device has alike."""
+        if self._stride == 1 or not len(rows):
+            return 0
+        mixed = rows[-1].contiguous().view(torch.uint8).long()
+        places = torch.arange(1, len(mixed) + 1, device=mixed.device)
+        return int((mixed * places).sum()) % min(self._stride, len(rows))
 
     def result(self, others: ProcessGroup | None = None) -> LayerStats:
         """The statistics over all processes. The collector must not be used afterwards."""

@@ -52,6 +52,8 @@ class Scheme:
         inputs = (
             "" if not fixed else " static" if self.activations and self.activations.symmetric else " static asymmetric"
         )
+        if self.name == "FP8" and self.activations is not None and self.activations.dynamic is True:
+            inputs = " dynamic"  # those of this name are fixed otherwise
         return f"{self.name}{'' if size is None else f' g{size}'}{inputs}"
 
     @property

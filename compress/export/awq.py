@@ -74,6 +74,8 @@ def _why_not(linear: StoredLinear) -> str | None:
         return f"has groups of {linear.group} columns, but AWQ kernels support {sizes} or one per row; use --to gptq"
     if linear.reordered:
         return "has its columns in activation order, which AWQ does not support; use --to gptq"
+    if linear.high_zero:
+        return "has a zero-point above the highest code, which AWQ cannot store; use --to gptq"
     if linear.rows % 8:
         return f"has {linear.rows} rows, but AWQ packs them by eight; use --to dense"
     if not in_block(linear.name):

@@ -183,7 +183,8 @@ class _Walk:
         raise RuntimeProblem(f"{self._checkpoint.path}: the checkpoint lacks {names[0]}")
 
     def _refuse_bias(self, name: str) -> None:
-        if self._checkpoint.has(f"{name}.bias"):
+        # Some tools write a bias of zeros for every linear.
+        if self._checkpoint.has(f"{name}.bias") and self._checkpoint.tensor(f"{name}.bias").any():
             arch = self._architecture.arch.name
             raise RuntimeProblem(
                 f"{self._checkpoint.path}: {name} has a bias, which llama.cpp's {arch} does not support"

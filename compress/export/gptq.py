@@ -101,6 +101,8 @@ def _why_not(linear: StoredLinear, version: int) -> str | None:
         return (
             f"is {linear.rows} x {linear.columns}, which does not fill whole words of 32 bits in GPTQ; use --to dense"
         )
+    if version == 2 and linear.high_zero:
+        return "has a zero-point above the highest code, which version 2 cannot store; use --to gptq"
     if version == 1 and linear.lowest_zero:
         return "has a zero-point at the lowest code, which version 1 cannot store, as it stores zero-points minus one; use --to gptq-v2"
     if not in_block(linear.name) and linear.name != "lm_head":

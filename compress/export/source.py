@@ -47,7 +47,7 @@ class StoredLinear:
         coded: whether it is stored as integer codes with scales; otherwise only its values are known.
         group: columns that share a scale; -1 if a row has one scale.
         symmetric: whether all zero-points are in the middle of the code range.
-        lowest_zero: whether any zero-point is the lowest code.
+        lowest_zero, high_zero: whether any zero-point is the lowest code, or above the highest.
         reordered: whether its groups are not contiguous columns.
         rounds_inputs: whether its activations are quantized.
         scales: number of scales.
@@ -64,6 +64,7 @@ class StoredLinear:
     group: int
     symmetric: bool
     lowest_zero: bool
+    high_zero: bool
     reordered: bool
     rounds_inputs: bool
     scales: int
@@ -86,6 +87,7 @@ class StoredLinear:
             group=-1 if matrix.group == columns else matrix.group,
             symmetric=zero is None or not bool(zero.any()),
             lowest_zero=zero is not None and int(zero.min()) == -(2 ** (matrix.bits - 1)),
+            high_zero=zero is not None and int(zero.max()) >= 2 ** (matrix.bits - 1),
             reordered=matrix.order is not None,
             rounds_inputs=matrix.inputs is not None,
             scales=0 if scale is None else scale.numel(),

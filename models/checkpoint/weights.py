@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -16,6 +17,7 @@ from ...system.storage.tensor_files import SafetensorsFile, TensorInfo
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_ROWS = 8192  # of two tensors that are compared
 
 
 class Weights(Protocol):
@@ -58,6 +60,12 @@ class CheckpointWeights:
 
     def names(self) -> list[str]:
         return list(self._files)
+
+    def without(self, name: str) -> CheckpointWeights:
+        """The same but one tensor."""
+        found = copy.copy(self)
+        found._files = {each: file for each, file in self._files.items() if each != name}
+        return found
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
@@ -107,6 +115,14 @@ class CheckpointWeights:
                 stream.seek(max(0, size - (1 << 20)))
                 digest.update(stream.read())
         return digest.hexdigest()
+
+    def are_equal(self, one: str, other: str) -> bool:
+        """Whether two tensors hold the same; a part at a time."""
+        a, b = self.info(one), self.info(other)
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            return False
+        parts = [range(start, min(start + _ROWS, a.shape[0])) for start in range(0, a.shape[0], _ROWS)]
+        return all(torch.equal(self.load_part(one, [part]), self.load_part(other, [part])) for part in parts)
 
     def content_digest(self) -> str:
         """A digest of every byte, for cases where two checkpoints that differ only in the middle must be distinguished."""

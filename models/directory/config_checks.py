@@ -118,6 +118,8 @@ def config_problem(config: Any) -> str | None:
             counts = name.endswith(("theta", "factor")) and value is not None and not isinstance(value, list)
             if counts and not (isinstance(value, int | float) and _is_number(value) and value > 0):
                 return f"{name} in rope_parameters is {_shown(value)}; it must be above 0"
+            if name == "partial_rotary_factor" and isinstance(value, int | float) and value > 1:
+                return f"{name} in rope_parameters is {_shown(value)}; it must be at most 1"
     layers, kinds = getattr(config, "num_hidden_layers", None), getattr(config, "layer_types", None)
     if isinstance(kinds, list) and isinstance(layers, int) and len(kinds) != layers:
         return f"layer_types has {len(kinds)} layers, but num_hidden_layers is {layers}"

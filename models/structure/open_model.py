@@ -48,7 +48,8 @@ class LinearFacts:
 class OpenModel:
     """A model directory whose configuration, anatomy and tensor shapes have been checked to agree.
 
-    Opening reads headers only; weights are read when a step asks for them.
+    Opening reads headers only; weights are read when a step asks for them. But an lm_head that is stored although it is tied is
+    compared with the embedding.
 
     Args:
         directory: where it is.
@@ -80,10 +81,22 @@ class OpenModel:
         if untied_head:
             self.config.tie_word_embeddings = False
         self.stored = CheckpointWeights(directory.path)
-        self.weights: Weights = weights or self.stored
         self.skeleton = Skeleton.build(self.config, torch.float32, trust_remote_code=directory.trust_remote_code)
+        self.weights: Weights = weights or self._without_tied_head()
         self.names = self.skeleton.checkpoint_names(self.weights)
         self.anatomy: Anatomy = study(self.skeleton)
+
+    def _without_tied_head(self) -> Weights:
+        """The stored weights; of a tied model without the lm_head that some checkpoints store, too, and that nothing here would change."""
+        head, table = f"{self.skeleton.head_name}.weight", f"{self.skeleton.embedding_name}.weight"
+        if not (self.skeleton.tied and self.stored.has(head) and self.stored.has(table)):
+            return self.stored
+        if not self.stored.are_equal(head, table):
+            raise SmeltError(
+                f"{self.directory.path}: config.json ties lm_head to the embedding, but the checkpoint has another {head}; transformers would"
+                " use that: set tie_word_embeddings to false, or remove the tensor"
+            )
+        return self.stored.without(head)
 
     @cached_property
     def linears(self) -> dict[str, LinearFacts]:

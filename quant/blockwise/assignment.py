@@ -126,8 +126,17 @@ class Assignment:
                     f"{chosen[ungrouped[0]].scheme.label} ({ungrouped[0]}) has no groups to refit; remove the option",
                 )
             )
+        together = [treatment.options for treatment in chosen.values() if treatment.method.by_block]
+        if any(options != together[0] for options in together):
+            why = (
+                "a rounding that learns whole blocks has the same options in all of them; remove those of the override"
+            )
+            problems.append(Problem(f"{self._where}.overrides", why))
         guard = self._settings.guard
         if guard is not None and guard.otherwise == "fallback":
+            if guard.fallback not in ("W4IN8", "W8A16") and any(t.method is METHODS["nested"] for t in chosen.values()):
+                why = f"rounding nested is for scheme W4in8 or W8A16, not for {guard.fallback}; use W8A16, or another rounding"
+                problems.append(Problem(f"{self._where}.guard.fallback", why))
             other = {name: replace(treatment, scheme=resolve(guard.fallback)) for name, treatment in chosen.items()}
             problems += [
                 Problem(f"{self._where}.guard.fallback", problem.what)

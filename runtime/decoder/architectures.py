@@ -295,7 +295,7 @@ def _smollm3(config: Config) -> DecoderSpec:
     spec = _llama(config)
     layers = tuple(
         replace(layer, rope="" if rotated else None, window=layer.window if config.use_sliding_window else None)
-        for layer, rotated in zip(spec.layers, config.no_rope_layers, strict=True)
+        for layer, rotated in zip(spec.layers, config.no_rope_layers[: len(spec.layers)], strict=True)
     )
     return replace(spec, layers=layers)
 

@@ -10,6 +10,7 @@ from transformers.activations import ACT2FN
 
 from ..heads import Heads
 from ..weights.layout import Ranges
+from ..weights.matrix import Matrix
 from .adapters import AdaptedLinear, AdapterTarget, StepRows
 from .architectures import DecoderSpec, LayerSpec, Names
 from .linears.linear import Linear
@@ -248,9 +249,12 @@ def _feed_forward(load: DecoderLoader, spec: DecoderSpec, prefix: str) -> FeedFo
     inner = load.inner(up, down)
     stored = load.stack(*up, outputs=load.own(inner))
     assert stored is not None  # there is one matrix
+    shape = _down_shape(load, up, stored[0], 1)
     fused = load.operators.activated(*stored, spec.activation)
     activation = None if fused else ACT2FN[spec.activation]
-    return PlainFeedForward(fused or load.operators.linear(*stored), load.divided_inputs(down, inner), activation)
+    return PlainFeedForward(
+        fused or load.operators.linear(*stored), load.divided_inputs(down, inner, shape=shape), activation
+    )
 
 
 def _gated(
@@ -259,12 +263,26 @@ def _gated(
     inner = load.inner(gate_up, down)
     outputs = load.own(inner, gate_up)
     stored = load.stack(*gate_up, outputs=outputs)
+    shape = _down_shape(load, gate_up, None if stored is None else stored[0], 2)
     if stored is None:
-        return GatedFeedForward(load.side_by_side(gate_up, outputs), load.divided_inputs(down, inner, sums=sums), gate)
+        both, last = load.side_by_side(gate_up, outputs), load.divided_inputs(down, inner, sums=sums, shape=shape)
+        return GatedFeedForward(both, last, gate)
     fused = load.operators.gated(*stored, load.spec.activation)
     first = fused or load.operators.linear(*stored)
     del stored  # so that it is freed while the other is packed
-    return GatedFeedForward(first, load.divided_inputs(down, inner, sums=sums), None if fused else gate)
+    return GatedFeedForward(first, load.divided_inputs(down, inner, sums=sums, shape=shape), None if fused else gate)
+
+
+def _down_shape(load: DecoderLoader, up: tuple[str, ...], stored: Matrix | None, parts: int) -> tuple[int, int] | None:
+    """What the second matrix must be, by what was read of the first ones: kernels see no shapes. None if ranks divide them."""
+    if load.ranks.count > 1:
+        return None
+    hidden = load.spec.hidden
+    if stored is None:
+        return hidden, sum(load.layout(name).rows for name in up) // parts
+    rows, columns = stored.shape
+    load.check(" + ".join(up), (rows % parts, columns), (0, hidden))
+    return hidden, rows // parts
 
 
 def _experts(load: DecoderLoader, spec: DecoderSpec, prefix: str) -> FeedForward:

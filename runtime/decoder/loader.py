@@ -73,14 +73,14 @@ class DecoderLoader:
         """A dense tensor, in the compute dtype."""
         found = self.checkpoint.tensor(name)
         if shape is not None:
-            self._check(name, found.shape, shape)
+            self.check(name, found.shape, shape)
         return found.to(self.operators.device, self.dtype)
 
     def table(self, name: str, rows: int) -> TokenTable | DividedTable:
         """The input embedding."""
         tokens = self._vocabulary(name, "Embedding")
         found = self.matrix(name, None if tokens is None else [tokens], kind="Embedding")
-        self._check(f"{name}.weight", found.shape, (rows if tokens is None else len(tokens), None))
+        self.check(f"{name}.weight", found.shape, (rows if tokens is None else len(tokens), None))
         shared = found.scale is None and (self.spec.tied or not self.checkpoint.has_matrix(self.spec.names.head))
         if shared and self.operators.device.type == "cpu":
             # So that lm_head need not copy it.
@@ -101,6 +101,8 @@ class DecoderLoader:
             part = self.operators.linear(tied, None)
         else:
             part = self.linear(name, outputs=None if tokens is None else [[tokens]])
+            wide = self.layout(self.spec.names.embedding, "Embedding").columns
+            self.check(name, (part.columns,), (wide,))
         if tokens is None:
             return part
         begins = self.ranks.bounds(self.layout(name, kind).rows, self._vocabulary_unit(name, kind))
@@ -121,7 +123,7 @@ class DecoderLoader:
             raise RuntimeProblem("weights in memory cannot be divided between ranks")
         return self.checkpoint.layout(name, kind, transposed=self.spec.names.transposed and kind == "Linear")
 
-    def _check(self, name: str, found: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
+    def check(self, name: str, found: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
         if any(want not in (None, have) for want, have in zip(wanted, found, strict=False)):
             raise RuntimeProblem(
                 f"{self.checkpoint.path}: {name} has the shape {list(found)}, the config says {list(wanted)}"
@@ -180,10 +182,11 @@ class DecoderLoader:
             return self.linear(name, shape=shape)
         layout = self.layout(name)
         if shape is not None:
-            self._check(name, (layout.rows, layout.columns), shape)
+            self.check(name, (layout.rows, layout.columns), shape)
         parts = [range(*pair) for pair in pairwise(begins)]
         if aligned(layout.column_unit, layout.columns, parts):
             bias = self.checkpoint.optional(f"{name}.bias") if ranks.rank == 0 else None
+            self._check_bias(name, bias, layout.rows)
             linear = self.operators.linear(self.matrix(name, inputs=parts[ranks.rank]), bias)
             return SummedLinear(linear, ranks) if sums else linear
         if not sums:
@@ -254,12 +257,21 @@ class DecoderLoader:
         sizes = [part.shape[0] for part in parts]
         matrix = stacked(parts, self.dtype)
         biases = [self._bias(name, mine) for name, mine in zip(names, chosen, strict=True)]
+        for name, found_bias, size in zip(names, biases, sizes, strict=True):
+            self._check_bias(name, found_bias, size)
         bias = None
         if any(b is not None for b in biases):
             bias = torch.cat([torch.zeros(sizes[i]) if b is None else b for i, b in enumerate(biases)])
         if rows is not None:
             matrix, bias = matrix.rows(rows), None if bias is None else bias[rows]
         return matrix, bias
+
+    def _check_bias(self, name: str, bias: Tensor | None, size: int) -> None:
+        """Kernels read as many values as there are outputs."""
+        if bias is not None and bias.shape != (size,):
+            raise RuntimeProblem(
+                f"{self.checkpoint.path}: {name}.bias has the shape {list(bias.shape)}, and its weight {size} outputs; download it again"
+            )
 
     def _bias(self, name: str, outputs: Ranges | None) -> Tensor | None:
         found = self.checkpoint.optional(f"{name}.bias")

@@ -133,6 +133,7 @@ class CodesLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
+        assert x.shape[1] == self.columns, "the kernel sees no shapes"
         out = torch.empty(rows, self._rows, dtype=torch.bfloat16)
         if rows:
             x = x.contiguous() if self._order is None else x.index_select(1, self._order)

@@ -121,7 +121,7 @@ class NativeAttention:
                 threads,
             )
         else:
-            projected = stored_by_torch(projected, rotation, store, layer, batch, heads).flatten(1)
+            projected = stored_by_torch(projected, rotation, store, layer, batch, heads).flatten(1).contiguous()
             width = projected.shape[1]
         out = torch.empty(tokens, heads.queries * heads.size, dtype=torch.bfloat16)
         singles, longer = (batch.each_alone, []) if self._each_alone else (batch.decoding, batch.prompts)

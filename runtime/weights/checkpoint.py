@@ -136,8 +136,11 @@ class Checkpoint:
             first = " ".join(str(error).split())[:200]
             raise RuntimeProblem(f"{self.path}: {name}: its tensors do not fit together ({first})") from None
         rows, columns = found.shape
+        wide = None if found.scale is None else found.scale.shape
         for part in (found.scale, found.zero):
-            if part is not None and (part.dim() != 2 or part.shape[0] != rows or columns % max(part.shape[1], 1)):
+            unfit = part is not None and (part.dim() != 2 or part.shape[0] != rows or columns % max(part.shape[1], 1))
+            # Kernels read a zero-point of each scale's group.
+            if part is not None and (unfit or part.shape != wide):
                 raise RuntimeProblem(
                     f"{self.path}: {name} has {rows} x {columns} codes and scales or zero-points of the shape"
                     f" {list(part.shape)}, which do not fit; quantize the model again"
