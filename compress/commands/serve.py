@@ -154,6 +154,10 @@ def serve(
         raise SmeltError(f"--max-models is {share}, but {len(places)} models are named; raise it, or leave it out")
     found = {name: find_checkpoint(place).path for name, place in places.items()}
     if replicas > 1:
+        if seed is not None:
+            raise SmeltError(
+                "--seed is of one engine, and which of --replicas answers is not known; leave one of them out"
+            )
         if config.admin_keys:
             raise SmeltError("--admin-key loads models into one engine; leave it out, or --replicas")
         if max_models is not None:

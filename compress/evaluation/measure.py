@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...models.text.text_source import TextSource
-from ...system.errors import SmeltError
+from ...system.errors import RuntimeProblem, SmeltError
 from ...system.progress import Progress
 from ...system.versions import versions
 from ..results.report import ReportData
@@ -386,7 +386,8 @@ class Evaluation:
                 harness = engines.of(subject).harness
                 results = tasks.run(task, harness, settings.limit, items)
             except SmeltError as problem:
-                raise SmeltError(f"{task} answered by {subject.name}: {problem}") from None
+                kind = RuntimeProblem if isinstance(problem, RuntimeProblem) else SmeltError
+                raise kind(f"{task} answered by {subject.name}: {problem}") from None
             except Exception as error:  # tasks run code of many authors
                 first = " ".join(str(error).split())[:300]
                 raise SmeltError(

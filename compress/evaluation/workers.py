@@ -9,7 +9,7 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from ...system.errors import SmeltError
+from ...system.errors import RuntimeProblem, SmeltError
 
 _END_SECONDS = 3.0
 
@@ -50,7 +50,7 @@ class Worker:
             reason = f"exit status {status}"
             if status == -9:
                 reason = "the system killed it, probably for lack of memory; lower the speed's concurrency or prompt"
-            raise SmeltError(f"speed of {self._name}: the measuring process died ({reason})")
+            raise RuntimeProblem(f"speed of {self._name}: the measuring process died ({reason})")
         answer = json.loads(line)
         if "error" in answer:
             raise SmeltError(f"speed of {self._name}: {answer['error']}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from transformers import AutoTokenizer
 from ...models.directory.find import find_model
 from ...models.text.chat_template import conversation_text
 from ...runtime import Engine, EngineConfig, RuntimeProblem, SamplingParams
+from ...system.storage.run_directory import digest
 
 # Pairs handed to the engine at once: enough to share contexts among them, few enough to show progress.
 _TOGETHER = 1024
@@ -175,6 +177,7 @@ class SmeltLM(TemplateLM):
         """Continuations up to a stop string."""
         end = self.tokenizer.decode([self.eot_token_id]) if self.eot_token_id is not None else None
         prompts: list[tuple[list[int], SamplingParams]] = []
+        seen: dict[str, int] = {}
         stops: dict[int, list[str]] = {}
         for i, request in enumerate(requests):
             text, settings = request.args  # pyright: ignore[reportAssignmentType]
@@ -189,6 +192,10 @@ class SmeltLM(TemplateLM):
                     " set max_gen_toks in the task's generation_kwargs"
                 )
             tokens = (self.tok_encode(text) if text else []) or [self.prefix_token_id]
+            if params.temperature:
+                # The same in parts, and after an interruption; repeats of an item differ.
+                times = seen[text] = seen.get(text, -1) + 1
+                params = replace(params, seed=int(digest([tokens, times])[:15], 16))
             prompts.append((tokens[-room:], params))
         found: dict[int, str] = {}
         with self._bar(len(requests), "generate_until", disable_tqdm) as bar, closing(self._texts(prompts)) as texts:

@@ -369,6 +369,8 @@ class Guaranteed(Part):
             needs = f"needs about {self.more_items:,} more {items} like these"
         else:
             needs = f"more {items} like these would not certify it"
+        if is_text and self.loss > self.at_most:
+            needs = f"a window lost more than 1 nat a token, which the bounds do not count; {needs}"
         return (
             f"undecided: whether {of} ({over}, from {moved(self.at_least)} to {moved(self.at_most)} with {sure};"
             f" so many {items} certify no less than {say(self.smallest)}): {needs}"

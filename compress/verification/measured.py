@@ -82,11 +82,12 @@ class Remeasurement:
         if problems := text_problems(settings):
             lacking["text"] = problems[0].what
             settings = settings.model_copy(update={"text": "builtin"})
-        kept, missing = [], {}
+        kept, missing, names = [], {}, set[str]()
         for task in settings.tasks:
             try:
-                Tasks.find([task], trust_code=trust_task_code)
+                loaded = Tasks.find([task], trust_code=trust_task_code)
                 kept.append(task)
+                names |= {*loaded.loaded, *loaded.groups}
             except SmeltError as error:
                 missing[task] = str(error)
         if trust_remote_code and baseline is None:
@@ -94,7 +95,10 @@ class Remeasurement:
             lacking["baseline"] = "--trust-remote-code would run the original's Python, too; name it with --baseline"
         else:
             found = _found_baseline(claims, baseline, lacking)
-        wanted = [claim for claim in settings.guarantee if _is_measurable(claim, found, kept, lacking)]
+        wanted = [claim for claim in settings.guarantee if _is_measurable(claim, found, names, lacking)]
+        # All claims of an evaluation have one confidence; records from before that may have several.
+        first = next((Guarantee.parse(claim).confidence for claim in wanted), None)
+        wanted = [claim for claim in wanted if Guarantee.parse(claim).confidence == first]
         return cls(settings.model_copy(update={"tasks": kept, "guarantee": wanted}), found, lacking, missing)
 
     def why_not(self, *what: str) -> str:
@@ -127,6 +131,7 @@ def check_measured(
         progress: show progress on a terminal.
     """
     fresh = _is_complete(output)  # only what was interrupted continues
+    earlier = _written(output)
     blocked = Output(output, {"kind": "evaluation"}, fresh=fresh).problem()
     if blocked:
         raise SmeltError(f"output: {blocked}")
@@ -149,8 +154,11 @@ def check_measured(
         plan.failed = str(error)
         if not isinstance(error, RuntimeProblem):  # which is what this machine or the runtime cannot serve
             yield Finding("what was measured", "not confirmed", f"measuring it again failed: {error}")
-        # What had been measured by then is in the report.
-        model = next(iter(load(output).candidates), None) if (output / "report.json").exists() else None
+        # What had been measured by then is in the report, unless that is an earlier one.
+        here = checkpoint.resolve()
+        if _written(output) not in (None, earlier):
+            found = load(output).candidates
+            model = next((each for each in found if each.path and Path(each.path).resolve() == here), None)
     yield from _text(claims, model, plan)
     yield from _tasks(claims, model, plan)
     yield from _bounds(claims, model, plan)
@@ -176,6 +184,15 @@ def _settings(claims: MeasuredClaims, trust_task_code: bool) -> Evaluate:
     return settings
 
 
+def _written(output: Path) -> tuple[int, int] | None:
+    """Which report is there."""
+    try:
+        found = (output / "report.json").stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def _is_complete(output: Path) -> bool:
     try:
         return json.loads((output / "report.json").read_text(encoding="utf-8")).get("status") == "complete"
@@ -183,12 +200,14 @@ def _is_complete(output: Path) -> bool:
         return False
 
 
-def _is_measurable(claim: str, baseline: str | None, tasks: list[str], lacking: dict[str, str]) -> bool:
+def _is_measurable(claim: str, baseline: str | None, tasks: set[str], lacking: dict[str, str]) -> bool:
     try:
-        about_text = Guarantee.parse(claim).is_about_text
+        found = Guarantee.parse(claim)
     except SmeltError:
         return False
-    return baseline is not None and ("text" not in lacking if about_text else bool(tasks))
+    named = found.what.partition("task:")[2]
+    about_tasks = named in tasks if named else bool(tasks)
+    return baseline is not None and ("text" not in lacking if found.is_about_text else about_tasks)
 
 
 def _found_baseline(claims: MeasuredClaims, given: str | None, lacking: dict[str, str]) -> str | None:

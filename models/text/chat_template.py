@@ -63,7 +63,8 @@ def conversation_tokens(
         SmeltError: the template fails, or a variable is one of the tokenizer's own settings.
     """
     # Whoever sends a conversation may come from outside: another template could run for ever, and padding take all memory.
-    own = next((name for name in template or {} if name in _own_settings(tokenizer)), None)
+    settings = {*signature(tokenizer.apply_chat_template).parameters} - {"documents"} if template else set[str]()
+    own = next((name for name in template or {} if name in settings), None)
     if own is not None:
         raise SmeltError(
             f"{own} is no variable of the model's chat template, but a setting of the tokenizer; leave it out"
@@ -83,9 +84,3 @@ def conversation_tokens(
         first = " ".join(str(error).split())[:200] or type(error).__name__
         raise SmeltError(f"the model's chat template refuses this conversation ({first})") from None
     return [int(token) for token in written]
-
-
-def _own_settings(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """Of what writes a conversation as tokens, and of what it calls; but documents, which templates read."""
-    functions = (tokenizer.apply_chat_template, tokenizer.__call__)
-    return {name for function in functions for name in signature(function).parameters} - {"documents"}

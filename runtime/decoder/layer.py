@@ -274,12 +274,10 @@ def _gated(
 
 
 def _down_shape(load: DecoderLoader, up: tuple[str, ...], stored: Matrix | None, parts: int) -> tuple[int, int] | None:
-    """What the second matrix must be, by what was read of the first ones: kernels see no shapes. None if ranks divide them."""
-    if load.ranks.count > 1:
+    """What the second matrix must be, by what was read of the first ones: kernels see no shapes. None if ranks divide them, or they are apart."""
+    if load.ranks.count > 1 or stored is None:
         return None
     hidden = load.spec.hidden
-    if stored is None:
-        return hidden, sum(load.layout(name).rows for name in up) // parts
     rows, columns = stored.shape
     load.check(" + ".join(up), (rows % parts, columns), (0, hidden))
     return hidden, rows // parts

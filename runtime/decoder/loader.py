@@ -101,8 +101,6 @@ class DecoderLoader:
             part = self.operators.linear(tied, None)
         else:
             part = self.linear(name, outputs=None if tokens is None else [[tokens]])
-            wide = self.layout(self.spec.names.embedding, "Embedding").columns
-            self.check(name, (part.columns,), (wide,))
         if tokens is None:
             return part
         begins = self.ranks.bounds(self.layout(name, kind).rows, self._vocabulary_unit(name, kind))

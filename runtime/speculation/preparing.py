@@ -76,11 +76,11 @@ class Preparing:
     def learn(self, prepared: int, seconds: float) -> None:
         """So many tokens were computed."""
         if prepared:
+            self._lost += seconds
+        if prepared > _FEW:  # fewer take as long as a step
+            self._unused = 0.0
             each = seconds / prepared
             self._per_token = each if self._per_token is None else (self._per_token + each) / 2
-            self._lost += seconds
-        if prepared > _FEW:
-            self._unused = 0.0
 
     def gained(self, seconds: float) -> None:
         """So much did drafts save."""

@@ -321,12 +321,13 @@ def _drawing_for_all(task: Any, items: list[int]) -> Iterator[None]:
         yield
         return
     build, wanted, drawn = task.fewshot_context, iter(sorted(items)), 0
+    docs = task.eval_docs  # which some tasks make anew each time
 
     def context(doc: Any, **how: Any) -> Any:
         nonlocal drawn
         item = next(wanted)
         for skipped in range(drawn, item):
-            other = task.eval_docs[skipped]
+            other = docs[skipped]
             build(other, **{**how, "gen_prefix": task.doc_to_prefix(other)})
         drawn = item + 1
         return build(doc, **how)

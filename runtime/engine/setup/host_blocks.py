@@ -57,13 +57,16 @@ class HostBlocks:
         shape = (self.slots, len(each), *each.shape[2:])
         pinned = each.device.type == "cuda"
         self._device.append(each)
-        self._host.append(
-            pinned_memory(shape, each.dtype, self)
-            if self._directory is None and pinned
-            else torch.empty(shape, dtype=each.dtype)
-            if self._directory is None
-            else _mapped(shape, each.dtype, self._directory)
-        )
+        if self._directory is not None:
+            self._host.append(_mapped(shape, each.dtype, self._directory))
+            return
+        try:
+            self._host.append(
+                pinned_memory(shape, each.dtype, self) if pinned else torch.empty(shape, dtype=each.dtype)
+            )
+        except (MemoryError, RuntimeError):
+            needed = human_bytes(math.prod(shape) * each.itemsize)
+            raise RuntimeProblem(f"the host has no {needed} of memory for blocks; lower host_cache_bytes") from None
 
     def swap(self, plan: StepPlan) -> None:
         """Copy a step's blocks out, then in. On a GPU the copies are queued before the step's kernels."""

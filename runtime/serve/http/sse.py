@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
-from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -53,6 +52,10 @@ class StreamForm:
 OPENAI = StreamForm(lambda problem: event(problem.openai()), DONE)
 
 
+class _UnreadError(Exception):
+    """A client does not read its stream."""
+
+
 class EventStream(StreamingResponse):
     """A response of events.
 
@@ -70,13 +73,14 @@ class EventStream(StreamingResponse):
 
         async def sent(message: Message) -> None:
             try:
-                await asyncio.wait_for(send(message), _PATIENCE)
+                async with asyncio.timeout(_PATIENCE):
+                    await send(message)
             except TimeoutError:
-                raise OSError("the client reads nothing") from None
+                raise _UnreadError from None
 
         try:
             await super().__call__(scope, receive, sent)
-        except ClientDisconnect:
+        except _UnreadError:
             pass
         finally:
             await self._rest.aclose()

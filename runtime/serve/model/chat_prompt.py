@@ -18,8 +18,7 @@ from ..constraints.grammar import calls_or_json, optional_calls, tool_calls
 from ..http.errors import ApiError
 from .served_model import ServedModel
 
-# As at OpenAI, with longer names.
-_MOST_TOOLS, _LONGEST_NAME = 128, 256
+_MOST_TOOLS, _LONGEST_NAME = 1024, 256
 
 
 class _Form(BaseModel):

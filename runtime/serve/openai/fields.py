@@ -142,12 +142,12 @@ class SamplingFields(ChoosingFields):
         Raises:
             ApiError: it asks for them.
         """
-        if self.prompt_logprobs is not None and self.stream:
+        if self.prompt_logprobs and self.stream:
             raise ApiError(400, "prompt_logprobs are not streamed; leave stream out.", param="prompt_logprobs")
         wanted = 0 if count is None else (count + 1) * sum(map(len, prompts))
         if wanted > _MOST_PROMPT_LOGPROBS:
             why = f"The prompts have {wanted:,} log probabilities together; at most {_MOST_PROMPT_LOGPROBS:,} are answered."
-            raise ApiError(400, why, param="prompt_logprobs")
+            raise ApiError(400, why, param="prompt_logprobs" if self.prompt_logprobs is not None else "logprobs")
 
     @property
     def includes_usage(self) -> bool:

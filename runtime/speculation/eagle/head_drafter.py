@@ -101,6 +101,8 @@ class HeadDrafter(StepwiseDrafter):
                 self._computed([self._run(sequence, start, start + piece, 0)], None)
                 self._cache.computed(sequence, start, start + piece)
                 start += piece
+        if count and self.head.device.type == "cuda":
+            torch.cuda.current_stream(self.head.device).synchronize()  # or its time would be taken for the drafts'
         return count
 
     def _begin(self, sequence: Sequence) -> tuple[int, int]:

@@ -10,7 +10,9 @@ from smelt.runtime.serve.http import sse
 from starlette.types import Message
 
 
-def test_a_client_that_reads_nothing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("version", ["2.3", "2.4"])
+def test_a_client_that_reads_nothing_gives_its_place_back(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn's version, and the latest."""
     monkeypatch.setattr(sse, "_PATIENCE", 0.05)
     closed: list[bool] = []
 
@@ -34,7 +36,7 @@ def test_a_client_that_reads_nothing_gives_its_place_back(monkeypatch: pytest.Mo
             await asyncio.Event().wait()
             raise AssertionError
 
-        scope = {"type": "http", "asgi": {"spec_version": "2.4"}, "method": "POST", "headers": []}
+        scope = {"type": "http", "asgi": {"spec_version": version}, "method": "POST", "headers": []}
         await sse.EventStream(b"data: 0\n\n", events())(scope, receive, send)
         return count
 

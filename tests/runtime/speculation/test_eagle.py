@@ -246,7 +246,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a short bias": (
         lambda d: _retensored(d, lambda t: t.update({"fc.bias": torch.ones(1)})),
-        "fc.bias has the shape [1], and must have [128]",
+        "fc.bias has the shape [1], and its weight 128 outputs",
     ),
     "rotations that it does not know": (
         lambda d: _changed(d, rope_parameters={"rope_type": "mrope", "rope_theta": 10000.0}),

@@ -25,7 +25,7 @@ def _tools(names: list[str]) -> list[dict[str, Any]]:
         ("completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs are not streamed"),
         ("completions", {"prompt_logprobs": 20, "prompt": [[1] * 100] * 128}, "268,800 log probabilities"),
         ("chat/completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs are not streamed"),
-        ("chat/completions", {"tools": _tools([f"f{i}" for i in range(129)])}, "129 tools"),
+        ("chat/completions", {"tools": _tools([f"f{i}" for i in range(1025)])}, "1025 tools"),
         ("chat/completions", {"tools": _tools(["f" * 257])}, "at most 256 characters"),
         ("chat/completions", {"tools": _tools(["f", "g", "f"])}, "Two tools are named 'f'"),
         ("chat/completions", {"chat_template_kwargs": {"chat_template": "x"}}, "chat_template is no variable"),
