@@ -43,6 +43,7 @@ SUPPORTED = tuple(SCHEMES)
 STORED_AS = {"W4IN8": "W8A16"}
 # The rounding that makes a scheme what its name says, where a recipe names none.
 OWN_ROUNDING = {"W4IN8": "nested"}
+NESTED = ("W4IN8", "W8A16")  # what that rounding can write
 # compressed-tensors' other presets.
 UNWRITTEN = (
     "INT8",

@@ -132,7 +132,7 @@ def force(engine: Engine, prompts: SequenceOf[list[int]], outputs: list[list[int
     known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, outputs, strict=True)}
     answers = _Answers(known, acceptance)
     if isinstance(drafter, LookupDrafter):
-        engine.executor.drafter = _ForcedLookup(drafter, answers)  # type: ignore[attr-defined]
+        engine.executor.drafter = _ForcedLookup(drafter, answers)
         return
     assert isinstance(drafter, StepwiseDrafter)
     chosen = type(drafter)._next

@@ -46,7 +46,7 @@ _WHERE = "smelt distill"
 _SEED = 0
 # Of a weight in training: itself, its gradient and two moments, in float32.
 _TRAINED = 16
-# Rows of a head's activations that are kept for its gradient, for each place of a draft, as a factor of its width.
+# Rows of a head's activations that are kept for its gradient, for each place of a draft, as a factor of its width; and how many places.
 _KEPT, _PLACES = 24, 4
 
 

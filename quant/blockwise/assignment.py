@@ -13,6 +13,7 @@ from ...models.structure.open_model import LinearFacts, OpenModel
 from ...system.errors import Problem, nearest_name
 from ..rounding import METHODS, Method
 from ..scheme import LOADABLE_EXPERTS, Scheme, resolve
+from ..scheme_names import NESTED
 from ..settings.quantize import PostTrainingQuantize
 
 HEAD = "lm_head"
@@ -134,7 +135,7 @@ class Assignment:
             problems.append(Problem(f"{self._where}.overrides", why))
         guard = self._settings.guard
         if guard is not None and guard.otherwise == "fallback":
-            if guard.fallback not in ("W4IN8", "W8A16") and any(t.method is METHODS["nested"] for t in chosen.values()):
+            if guard.fallback not in NESTED and any(t.method is METHODS["nested"] for t in chosen.values()):
                 why = f"rounding nested is for scheme W4in8 or W8A16, not for {guard.fallback}; use W8A16, or another rounding"
                 problems.append(Problem(f"{self._where}.guard.fallback", why))
             other = {name: replace(treatment, scheme=resolve(guard.fallback)) for name, treatment in chosen.items()}

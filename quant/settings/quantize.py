@@ -96,6 +96,6 @@ class PostTrainingQuantize(QuantizeBase):
         own = schemes.OWN_ROUNDING.get(self.scheme)
         if own is not None and self.rounding.method not in (own, "nearest"):
             raise ValueError(f"scheme {self.scheme} is rounded by {own} or nearest, not by {self.rounding.method}")
-        if self.rounding.method == "nested" and self.scheme not in ("W4IN8", "W8A16"):
+        if self.rounding.method == "nested" and self.scheme not in schemes.NESTED:
             raise ValueError(f"rounding nested is for scheme W4in8 or W8A16, not for {self.scheme}")
         return self

@@ -277,10 +277,9 @@ def _down_shape(load: DecoderLoader, up: tuple[str, ...], stored: Matrix | None,
     """What the second matrix must be, by what was read of the first ones: kernels see no shapes. None if ranks divide them, or they are apart."""
     if load.ranks.count > 1 or stored is None:
         return None
-    hidden = load.spec.hidden
-    rows, columns = stored.shape
-    load.check(" + ".join(up), (rows % parts, columns), (0, hidden))
-    return hidden, rows // parts
+    rows = stored.shape[0] // parts
+    load.check(" + ".join(up), stored.shape, (parts * rows, load.spec.hidden))
+    return load.spec.hidden, rows
 
 
 def _experts(load: DecoderLoader, spec: DecoderSpec, prefix: str) -> FeedForward:

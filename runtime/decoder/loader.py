@@ -122,6 +122,11 @@ class DecoderLoader:
         return self.checkpoint.layout(name, kind, transposed=self.spec.names.transposed and kind == "Linear")
 
     def check(self, name: str, found: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
+        """Compare a shape with what the config says, None for any length.
+
+        Raises:
+            RuntimeProblem: it is another one.
+        """
         if any(want not in (None, have) for want, have in zip(wanted, found, strict=False)):
             raise RuntimeProblem(
                 f"{self.checkpoint.path}: {name} has the shape {list(found)}, the config says {list(wanted)}"

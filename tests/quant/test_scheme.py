@@ -89,3 +89,15 @@ def test_what_can_be_chosen_is_what_the_presets_have(name: str) -> None:
 
 def test_every_preset_is_known_by_name() -> None:
     assert {*SUPPORTED, *UNWRITTEN} - STORED_AS.keys() == set(PRESET_SCHEMES)
+
+
+def test_two_schemes_never_have_one_label() -> None:
+    """Linears are put together by it, in one group of the checkpoint's configuration."""
+    ways = [(name, None) for name in SUPPORTED]
+    ways += [(name, inputs) for name in ("FP8", "W8A8") for inputs in ("dynamic", "static")]
+    found: dict[str, tuple[object, object]] = {}
+    for name, inputs in ways:
+        scheme = resolve(name, None, inputs)
+        # How a scale is looked for is no part of what is stored.
+        rounded = None if scheme.activations is None else scheme.activations.model_copy(update={"observer": None})
+        assert found.setdefault(scheme.label, (scheme.args, rounded)) == (scheme.args, rounded)

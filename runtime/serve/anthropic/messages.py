@@ -15,11 +15,13 @@ from ..http.errors import ApiError, refused
 from ..model.chat_prompt import ChatPrompt
 from ..model.deltas import Deltas
 from ..model.running import Running
-from ..model.scheduling import SchedulingFields
+from ..model.scheduling import LONGEST_STOP, MOST_STOPS, SchedulingFields
 from ..model.served_model import ServedModel
 from .blocks import ContentBlocks
 from .conversation import prompt_of
 from .fields import ConversationRequest
+
+_Stops = Annotated[list[Annotated[str, Field(max_length=LONGEST_STOP)]], Field(max_length=MOST_STOPS)]
 
 
 class MessagesRequest(ConversationRequest, SchedulingFields):
@@ -30,7 +32,7 @@ class MessagesRequest(ConversationRequest, SchedulingFields):
     """
 
     max_tokens: Annotated[int, Field(ge=0)]
-    stop_sequences: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] | None = None
+    stop_sequences: _Stops | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -99,7 +99,7 @@ def calls_or_json(
         form: of the calls.
         tools: the schema of each tool's arguments, by its name.
         schema: of the answer.
-        several: whether there may be more than one call.
+        several: whether there may be more than one call; there is only one where calls are plain JSON.
     """
     written = [_as_json(form, name, arguments) for name, arguments in tools.items()]
     if not form.first and all(each is not None for each in written):

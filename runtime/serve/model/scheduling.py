@@ -1,4 +1,4 @@
-"""What a request's body may say of its scheduling, in every API."""
+"""What a request's body may say in every API: of its scheduling, and how many stops."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pydantic import BaseModel, Field
 from ...requests.options import RequestOptions
 
 _LONGEST_DEADLINE = 86400.0
+# Every token's text is compared with each stop.
+MOST_STOPS, LONGEST_STOP = 64, 1024
 
 
 class SchedulingFields(BaseModel):

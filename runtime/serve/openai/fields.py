@@ -10,12 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from ....system.errors import SmeltError
 from ...requests.params import SamplingParams
 from ..http.errors import ApiError, refused
-from ..model.scheduling import SchedulingFields
+from ..model.scheduling import LONGEST_STOP, MOST_STOPS, SchedulingFields
 
 # Of one request: prompts times samples.
 MOST_SEQUENCES = 128
-# Every token's text is compared with each of them.
-_MOST_STOPS, _LONGEST_STOP = 64, 1024
 # Log probabilities of one request's prompts together: each is an object in memory, and most of them a line of the answer.
 _MOST_PROMPT_LOGPROBS = 1 << 18
 
@@ -73,8 +71,8 @@ class ChoosingFields(Fields, SchedulingFields):
             ApiError: the engine refuses a value.
         """
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(stop) > _MOST_STOPS or max(map(len, stop), default=0) > _LONGEST_STOP:
-            raise ApiError(400, f"stop may have {_MOST_STOPS} texts of {_LONGEST_STOP} characters.", param="stop")
+        if len(stop) > MOST_STOPS or max(map(len, stop), default=0) > LONGEST_STOP:
+            raise ApiError(400, f"stop may have {MOST_STOPS} texts of {LONGEST_STOP} characters.", param="stop")
         try:
             return SamplingParams(
                 temperature=1.0 if self.temperature is None else self.temperature,

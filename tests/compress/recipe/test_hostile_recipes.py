@@ -123,13 +123,16 @@ def test_merge_keys_give_way_to_what_stands_beside_them(tmp_path: Path) -> None:
         (f"steps.0={{distill: {{tokens: '{'9' * 400}'}}}}", "is not a number of tokens"),
         ("steps.0.quantize.ignore=['re:a{99999999999999999999}']", "is not a regular expression"),
         (f"steps.0.quantize.ignore=['re:{'(' * 5000}']", "is not a regular expression"),
+        ("steps.0.quantize={scheme: W8A16, rounding: nested, guard: {max_layer_error: 0.1, otherwise: fallback, fallback: W8A8}}", "nested is for scheme W4in8"),
+        ("steps=[{prune: {structure: '2:4'}}, {quantize: {scheme: W4IN8}}]", "the zeros of steps.0 would be lost (rounding: nested)"),
+        ("steps.0.quantize={scheme: W4A16, rounding: signround, overrides: [{targets: ['re:.*q_proj'], rounding: {method: signround, iterations: 7}}]}", "has the same options in all of them"),
         ("calibrate.source=" + "[" * 5000, "nests deeper"),
         ("calibrate.samples=2026-01-01", "is read as a date by YAML"),
         (".".join("a" * 5000) + "=1", "more than 50 levels"),
         ("steps.²=1", "the recipe has no steps.²"),
         ("extends=other.yaml", "extends can only be set in a recipe file"),
     ],
-)
+)  # fmt: skip
 def test_numbers_and_overrides(override: str, expected: str, tmp_path: Path) -> None:
     assert expected in _refused(tmp_path, override)
 

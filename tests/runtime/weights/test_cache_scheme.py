@@ -119,6 +119,20 @@ def test_the_cpu_kernels_attend_to_the_same_numbers(name: str, tmp_path: Path) -
     assert model.stack.takes(single, store) == (SCHEMES[name][1] is not None)
 
 
+def test_the_cpu_kernels_attend_without_rotation(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Every fourth layer, whose keys and values are kept in bfloat16: torch stores them, and the kernels read its queries."""
+    kernels = library.kernels(lambda _: None)
+    if kernels is None:
+        pytest.skip("this machine cannot run the compiled kernels")
+    source = tiny("smollm3", torch.bfloat16, num_hidden_layers=4)
+    path = _checkpoint(source, SCHEMES["int8 with a zero-point"][0], tmp_path / "rounded", torch.bfloat16)
+    model = Model(Checkpoint(path), NativeOperators(kernels, exact=False))
+    assert [layer.rope for layer in model.spec.layers].count(None) == 1
+    expected = _expected(path, torch.bfloat16, PIECES)
+    found = logits_in_pieces(path, [PROMPT], PIECES, NativeOperators(kernels, exact=False))[0]
+    assert (found - expected).norm() <= 4e-2 * expected.norm()
+
+
 @pytest.mark.parametrize("name", ["fp8 by head", "int8", "int4 by token"])
 def test_a_gpu_attends_to_the_same_numbers(name: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     path = _checkpoint(tiny("qwen3", num_hidden_layers=1), SCHEMES[name][0], tmp_path / "rounded", torch.float32)
