@@ -162,7 +162,8 @@ def test_a_model_drafts_with_the_noise_of_the_device(engine_of: Callable[..., En
     assert (engine.drafting.total.agreement or 0) > 0.95
 
 
-@pytest.mark.parametrize("own_cache", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("own_cache", [True, False])
 def test_a_models_drafts_are_chosen_on_the_device(
     engine_of: Callable[..., Engine], tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, own_cache: bool
 ) -> None:

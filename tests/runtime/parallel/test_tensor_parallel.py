@@ -130,6 +130,7 @@ def test_rounded_inputs_have_scales_of_each_rank(tiny: Callable[..., Path], arch
         assert (parts - true).norm() < 1.1 * (whole - true).norm()
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize(
     "options", [{"symmetric": False}, {"symmetric": False, "order": True}, {"order": True}, {"group": -1}]
@@ -169,6 +170,7 @@ def test_the_cpus_kernels_compute_parts(tiny: Callable[..., Path], scheme: str |
         assert (parts - true).norm() < 1.1 * (whole - true).norm()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("scheme", [None, "W4A16", "NVFP4A16"])
 @pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
@@ -188,6 +190,7 @@ def test_experts_are_divided(tiny: Callable[..., Path], architecture: str, schem
     torch.testing.assert_close(found[0][0], torch.cat(alone(path)), atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("tokens", [1, 2, 25])
 @pytest.mark.parametrize("scheme", ["W8A8", "FP8_BLOCK"])
