@@ -43,7 +43,7 @@ def test_planes_give_what_whole_codes_give(
     assert upper is not None
     assert upper.nbytes + codes.numel() // 2 <= planes.nbytes == whole.nbytes
     middles = ((codes >> 4).double() + 0.5).unflatten(1, (-1, group)) * 16 * scale.double().unsqueeze(-1)
-    for count in (1, 2, 3, 4, 5, 6, 7, 13, 40):
+    for count in (1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 40):
         x = torch.randn(count, columns).bfloat16()
         assert torch.equal(planes(x), whole(x))
         expected = x.double() @ middles.flatten(1).T + bias.double()
