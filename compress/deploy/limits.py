@@ -16,7 +16,7 @@ from ...models.directory.directory import ModelDirectory
 from ...models.directory.layer_sizes import LAYER_SIZES
 from ...quant.scheme import Scheme
 from ..loaders.facts import Facts, QuantizedLinear
-from ..loaders.rules import FUSED, Refusal
+from ..loaders.rules import FUSED, Refusal, unlike_parts
 
 _MARLIN_GROUPS = (32, 64, 128)
 _LARGEST_HEAD = 512
@@ -77,7 +77,7 @@ def refusals(facts: Facts, limits: EngineLimits, tensor_parallel: int) -> list[R
     found = [
         *shape_refusals(facts.config, tensor_parallel),
         *(reason for scheme in _schemes(facts) for reason in _scheme(scheme, facts, limits)),
-        *_fused(facts),
+        *filter(None, [unlike_parts(facts)]),
         *_multiples(facts, limits, tensor_parallel),
         *_experts(facts, limits),
         *_tables(facts),
@@ -161,21 +161,6 @@ def _scheme(scheme: Scheme, facts: Facts, limits: EngineLimits) -> Iterator[Refu
                 yield Refusal(f"{label}: MXFP4 works only in experts", "use NVFP4A16 or W4A16")
         case _:
             yield Refusal(f"{label}: no kernel for weights stored as {scheme.format}", _W4A16)
-
-
-def _fused(facts: Facts) -> Iterator[Refusal]:
-    """Parts of one matrix must be stored alike: vLLM takes the first one's scheme for all, unseen."""
-    known = {linear.name: linear.scheme.label for linear in facts.linears}
-    for name in sorted(known):
-        parent, _, leaf = name.rpartition(".")
-        parts = next((parts for parts in FUSED if leaf in parts), ())
-        labels = {known.get(f"{parent}.{part}", "unquantized") for part in parts}
-        if len(labels) > 1:
-            yield Refusal(
-                f"it fuses {', '.join(parts)}, and those of {parent} are stored as {' and '.join(sorted(labels))}",
-                "give them one scheme, or ignore all",
-            )
-            return
 
 
 def _multiples(facts: Facts, limits: EngineLimits, tensor_parallel: int) -> Iterator[Refusal]:

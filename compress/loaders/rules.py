@@ -171,15 +171,27 @@ def _rows(linear: QuantizedLinear, packed: dict[str, QuantizedLinear]) -> int:
 
 
 def _fused_alike(facts: Facts) -> Iterable[Refusal]:
-    names = {linear.name for linear in facts.linears}
-    for name in sorted(names):
+    if (found := unlike_parts(facts)) is not None:
+        yield found
+
+
+def unlike_parts(facts: Facts) -> Refusal | None:
+    """Parts of one fused matrix must be stored alike: vLLM takes the first one's scheme for all, unseen."""
+    known: dict[str, set[str]] = {}  # several while a plan leaves the choice open
+    for linear in facts.linears:
+        known.setdefault(linear.name, set()).add(linear.scheme.label)
+    for name in sorted(known):
         parent, _, leaf = name.rpartition(".")
         parts = next((parts for parts in FUSED if leaf in parts), ())
-        left = [part for part in parts if f"{parent}.{part}" not in names]
+        joined = ", ".join(parts)
+        left = [part for part in parts if f"{parent}.{part}" not in known]
         if left:
-            joined = ", ".join(parts)
-            yield Refusal(f"it fuses {joined}, and {parent}.{left[0]} is not quantized", "ignore all or none")
-            return
+            return Refusal(f"it fuses {joined}, and {parent}.{left[0]} is not quantized", "ignore all or none")
+        labels = [known[f"{parent}.{part}"] for part in parts]
+        if any(each != labels[0] for each in labels):
+            stored = " and ".join(sorted(set().union(*labels)))
+            return Refusal(f"it fuses {joined}, and those of {parent} are stored as {stored}", "give them one scheme")
+    return None
 
 
 def _embedding(facts: Facts) -> Iterable[Refusal]:
