@@ -108,7 +108,8 @@ def evaluate(
     show = Progress(progress)
     if kept is not None and kept.name in (subject.name for subject in found):
         kept = kept.model_copy(update={"name": f"{kept.name} (kept)"})
-    with Output(Path(output), {"kind": "evaluation"}, fresh=fresh) as place:
+    reads = [str(each) for each in (*checkpoints, baseline) if each is not None]
+    with Output(Path(output), {"kind": "evaluation"}, fresh=fresh, reads=reads) as place:
         title = _title(found, kept)
         evaluation = Evaluation(
             found, asked, tasks, place.journal, show, title=title, drafter=drafter, kept_baseline=kept

@@ -13,7 +13,7 @@ from ...runtime.engine.ranks.reserve import share_of
 from ...system.hardware.device import device_named, free_memory, give_back
 from ...system.progress import Progress
 from ..results.result import Sample
-from .scoring.runtime_reader import RuntimeReader
+from .scoring.runtime_reader import RuntimeReader, not_served
 from .scoring.samples import continuations
 from .scoring.text import Excerpt, Reading, read
 from .settings import Evaluate
@@ -38,7 +38,11 @@ class Readings:
         self._of: dict[str, Reading] = {}
 
     def of(self, subject: Subject, excerpt: Excerpt) -> Reading:
-        """A subject's reading, until it is forgotten."""
+        """A subject's reading, until it is forgotten.
+
+        Raises:
+            NotServed: its model cannot be loaded.
+        """
         if subject.name not in self._of:
             if subject.open_reader is not None:
                 reader, computed_by = subject.open_reader(self._directory)
@@ -83,13 +87,18 @@ class SubjectEngine:
 
     @property
     def engine(self) -> Engine:
-        """Its engine."""
+        """Its engine.
+
+        Raises:
+            NotServed: it cannot be loaded.
+        """
         if self._engine is None:
             self._progress.say(f"loading {self._subject.name}")
             directory = self._subject.directory
             config = self._settings.engine(trust_remote_code=directory.trust_remote_code)
             config = replace(config, max_sequences=_SEQUENCES)
-            self._engine = Engine(directory.path, share_of(config, self._beside))
+            with not_served():
+                self._engine = Engine(directory.path, share_of(config, self._beside))
         return self._engine
 
     @property

@@ -122,7 +122,7 @@ class HeadPlan:
         shape = HeadShape.of(config.get_text_config(), len(model.skeleton.blocks), vocabulary)
         cost = _cost(request.training, model, shape)
         problems = training_problems(request.training, model, _WHERE)
-        blocked = Output(request.output, _identity(request, model), fresh=fresh).problem()
+        blocked = _output(request, model, fresh).problem()
         if blocked:
             problems.append(Problem("output", blocked))
         unfit = None if scheme is None else scheme_problem(scheme, shape)
@@ -205,7 +205,7 @@ def make_head(request: HeadRequest, *, fresh: bool = False, progress: bool = Tru
     raise_problems(plan.problems)
     request = plan.request
     show = Progress(progress)
-    with Output(request.output, _identity(request, plan.model), fresh=fresh) as output:
+    with _output(request, plan.model, fresh) as output:
         if output.is_complete:
             show.say(f"{output.path} is already complete; pass --fresh to run it again")
             return HeadResult(output.checkpoint, load(output.report))
@@ -269,6 +269,11 @@ def _measured(plan: HeadPlan, output: Output, show: Progress) -> ReportData:
     report = measured(evaluation, output.path, card)
     output.forget_intermediate()
     return report
+
+
+def _output(request: HeadRequest, model: OpenModel, fresh: bool) -> Output:
+    reads = [request.model, request.training.model_dump(mode="json")]
+    return Output(request.output, _identity(request, model), fresh=fresh, reads=reads)
 
 
 def _identity(request: HeadRequest, model: OpenModel) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...models.text.windows import fingerprint, recut
 from ...quant.stored.compressed import CompressedModel, open_dense
-from ...system.errors import Problem, RuntimeProblem, raise_problems
+from ...system.errors import Problem, raise_problems
 from ...system.hardware.machine import available_memory
 from ...system.hardware.resources import compute_dtype, return_memory_at_once
 from ...system.processes.process_group import Processes
@@ -29,6 +29,7 @@ from ...system.versions import versions
 from ..evaluation.drafts import EvaluatedDrafter
 from ..evaluation.evaluate import measured
 from ..evaluation.measure import Evaluation
+from ..evaluation.scoring.runtime_reader import NotServed
 from ..evaluation.settings import RESULT, Evaluate
 from ..evaluation.subject import Subject, worst_first
 from ..recipe.recipe import Recipe
@@ -99,7 +100,7 @@ def run(
         return_memory_at_once()
     if not processes.is_main:
         return _run_worker(plan, processes, show)
-    with Output(Path(recipe.output), identity, fresh=fresh) as output:
+    with Output(Path(recipe.output), identity, fresh=fresh, reads=recipe.content()) as output:
         has_work = not output.is_complete and not output.has_checkpoint
         processes.broadcast(lambda: ({}, has_work))
         if output.is_complete:
@@ -275,7 +276,7 @@ def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) 
 
     try:
         report = measured(evaluation(subjects), output.path, card)
-    except RuntimeProblem as problem:  # an architecture unknown to the runtime
+    except NotServed as problem:  # an architecture unknown to the runtime
         report = measured(evaluation(_subjects(plan, output, name, str(problem))), output.path, card)
     output.forget_intermediate()
     return RunResult(output.checkpoint, report)

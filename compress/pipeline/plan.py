@@ -102,7 +102,8 @@ class Plan:
             return cls(recipe, None, steps, [*error.problems, *problems], Cost(0, 0, 0.0))
         recipe = recipe.within(model.context())
         identity = run_identity(recipe, steps, model, adapter)
-        blocked = Output(Path(recipe.output), identity, fresh=fresh).problem()
+        output = Output(Path(recipe.output), identity, fresh=fresh, reads=recipe.content())
+        blocked = output.problem()
         if blocked:
             problems.append(Problem("output", blocked))
         on_gpu = recipe.calibrate.device != "cpu"
@@ -116,7 +117,7 @@ class Plan:
             text = {number: list(step.reads_text) for number, step in enumerate(prepared) if step.reads_text}
             writes = bool(text) and recipe.calibrate.source == "self"
             cost = _total_cost(recipe, model, prepared, processes, shards, writes_text=writes)
-            if not Output(Path(recipe.output), identity, fresh=fresh).is_complete or fresh:
+            if not output.is_complete or fresh:
                 problems += _resource_problems(recipe, model, cost, reads_text=bool(text))
                 try:
                     calibration = _read_windows(recipe, model, calibrate=bool(text))

@@ -57,7 +57,7 @@ def run_sweep(sweep: Sweep, *, fresh: bool = False, progress: bool = True, ray: 
     """
     show = Progress(progress)
     root = Path(sweep.base.output)
-    with Output(root, {"kind": "sweep"}, fresh=fresh) as output:
+    with Output(root, {"kind": "sweep"}, fresh=fresh, reads=sweep.base.content()) as output:
         tasks = _check(sweep, fresh)
         if sweep.base.calibrate.source == "self":
             show.say("generating the calibration text, once for all trials")

@@ -48,9 +48,11 @@ class Recorder:
             if sequence.finish is None:  # otherwise a sibling's logits were not finite
                 self._scheduler.accepted(sequence, len(tokens) - 1)
                 changed[sequence.request.id] = sequence.request
-            for sampled in tokens:
-                if sequence.finish is None:
-                    self._append(sequence, sampled)
+            for count, sampled in enumerate(tokens):
+                if sequence.finish is not None:
+                    self._stopped_within_draft(sequence, count, result)
+                    break
+                self._append(sequence, sampled)
         for sequence, outcome in {} if result.drafted is None else result.drafted.of.items():
             sequence.request.draft_tokens += outcome.drafted + outcome.branched
             sequence.request.accepted_tokens += outcome.accepted + outcome.on_branch
@@ -79,6 +81,13 @@ class Recorder:
                         self._scheduler.fork(chunk.sequence, child)
                 for sequence in request.sequences:
                     sequence.tokens.extend(sequence.expected[:-1])
+
+    def _stopped_within_draft(self, sequence: Sequence, count: int, result: StepResult) -> None:
+        """Draft tokens after a sequence's end were not accepted, though the model chose them."""
+        outcome = None if result.drafted is None else result.drafted.of.get(sequence)
+        if outcome is not None:
+            assert result.drafted is not None
+            result.drafted.of[sequence] = outcome.ended_after(count)
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> None:
         params = sequence.request.params

@@ -114,8 +114,10 @@ def measure(
         before, drafts = _stream_counts(engine), _draft_counts(engine)
         load, seed = f"{concurrency} at once", 1000 * concurrency
         if engine.drafting is not None:
+            engine.cache.forget()  # a load whose prompts are in the cache would be compared with one whose are not
             with undrafted(engine):
                 found.undrafted.append(run_load(engine, load, arrivals, concurrency, seed=seed, prompts=prompts))
+            engine.cache.forget()
             engine.drafting.begin_load()
         found.loads.append(run_load(engine, load, arrivals, concurrency, seed=seed, prompts=prompts))
         streamed.append((concurrency, _stream_counts(engine).since(before)))

@@ -10,6 +10,7 @@ import importlib.machinery
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from ...system.progress import Log
 _NAME = "smelt_native"
 _HERE = Path(__file__).parent
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++20", "-fno-math-errno")
+_LONGEST_REASON = 200  # characters
 _NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_vnni")
 
 
@@ -68,12 +70,20 @@ def kernels(log: Log) -> ModuleType | None:
         return None
     try:
         return _loaded(log)
-    except (OSError, RuntimeError, ImportError) as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    except (OSError, RuntimeError, ImportError, subprocess.SubprocessError) as error:
         log(
-            f"Smelt's kernels cannot be compiled here ({reason}): using torch's operators instead; a C++ compiler is needed"
+            f"Smelt's kernels cannot be compiled here ({_reason(error)}): using torch's operators instead; a C++ compiler is needed"
         )
         return None
+
+
+def _reason(error: BaseException) -> str:
+    """Of what a build printed, the line that says why it failed."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    # The first lines are the compiler's command.
+    telling = [line for line in lines if re.search(r"\berror: |not found|No such file", line)]
+    compiler = f", with CXX={os.environ['CXX']}" if "CXX" in os.environ else ""
+    return f"{(telling or lines[-1:])[0][:_LONGEST_REASON]}{compiler}"
 
 
 _found: ModuleType | None = None
@@ -154,7 +164,10 @@ def _build(target: Path) -> None:
             build_directory=str(scratch),
             is_python_module=False,
         )
-        os.replace(scratch / f"{_NAME}.so", target)
+        built = scratch / f"{_NAME}.so"
+        with built.open("rb") as file:
+            os.fsync(file.fileno())  # a power cut would leave a file that ends every process that loads it
+        os.replace(built, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ class NativeStack:
         self._kept = layers
         self._ropes = ropes
         self._layers = kernels.Layers([_layer(kernels, parts, ropes) for parts in layers])
+        # Here, as a cache outlives a model whose weights are replaced.
+        self._caches: WeakKeyDictionary[KeysValues, object] = WeakKeyDictionary()
 
     def takes(self, batch: Batch, store: KeysValues) -> bool:
         """Whether a step is of this kind; for more rows torch's bfloat16 product is faster."""
@@ -43,11 +46,11 @@ class NativeStack:
         singles = batch.decoding
         assert singles is not None
         hidden = hidden.contiguous()
-        caches = store.handles.get(self)
+        caches = self._caches.get(store)
         if caches is None:
             attending = [parts for parts in self._kept if parts.out is not None]
             each = [layer_handle(self._kernels, store, i, parts.heads) for i, parts in enumerate(attending)]
-            caches = store.handles[self] = self._kernels.Caches(each)
+            caches = self._caches[store] = self._kernels.Caches(each)
         tables = [rotations[name] for name in self._ropes]
         self._kernels.decode(
             self._layers,

@@ -10,6 +10,7 @@ from .constraint import Constraint
 
 _MOST_LOGPROBS = 1000
 _MOST_SAMPLES = 256
+_LARGEST = 1e6  # of what logits are multiplied by or added to: beyond, float32 overflows
 # Logits divided by less are no numbers any more, and the most likely token is certain long before.
 _COLDEST = 1e-5
 _LEAST_PENALTY, _MOST_PENALTY = 1e-3, 1e3
@@ -100,7 +101,7 @@ class SamplingParams:
         return [
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or None"),
             ("min_tokens", 0 <= self.min_tokens <= (self.max_tokens or math.inf), "from 0 to max_tokens"),
-            ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
+            ("temperature", 0 <= self.temperature <= _LARGEST, f"from 0 to {_LARGEST:g}"),
             ("top_k", self.top_k >= 0, "0 (all) or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "from 0 to 1"),
@@ -109,9 +110,13 @@ class SamplingParams:
                 _LEAST_PENALTY <= self.repetition_penalty <= _MOST_PENALTY,
                 f"from {_LEAST_PENALTY:g} to {_MOST_PENALTY:g}",
             ),
-            ("presence_penalty", math.isfinite(self.presence_penalty), "a number"),
-            ("frequency_penalty", math.isfinite(self.frequency_penalty), "a number"),
-            ("logit_bias", all(math.isfinite(v) for v in self.logit_bias.values()), "finite numbers by token id"),
+            ("presence_penalty", abs(self.presence_penalty) <= _LARGEST, f"within ±{_LARGEST:g}"),
+            ("frequency_penalty", abs(self.frequency_penalty) <= _LARGEST, f"within ±{_LARGEST:g}"),
+            (
+                "logit_bias",
+                all(abs(v) <= _LARGEST for v in self.logit_bias.values()),
+                f"numbers within ±{_LARGEST:g} by token id",
+            ),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
             ("stop", all(self.stop) and all(isinstance(s, str) for s in self.stop), "strings that are not empty"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= _MOST_LOGPROBS, f"from 0 to {_MOST_LOGPROBS}"),

@@ -37,6 +37,13 @@ class DraftOutcome:
         caught = on_branch > 0 if begins and (on_branch or not cut) else None
         return cls(len(tree.chain), accepted, tree.branched, on_branch, caught, cut and not on_branch, tree.odds)
 
+    def ended_after(self, count: int) -> DraftOutcome:
+        """What became of it if the sequence ended with that many of its tokens."""
+        if count >= self.accepted + self.on_branch:
+            return self
+        accepted = min(count, self.accepted)
+        return replace(self, accepted=accepted, on_branch=count - accepted, cut=True)
+
     @property
     def tried(self) -> int:
         """How many of the chain's tokens were compared with what came."""

@@ -54,7 +54,7 @@ class Drafted:
         prepared, preparing: tokens before the drafts that the drafter computed first, and the seconds that took besides.
     """
 
-    of: Mapping[Sequence, DraftOutcome]
+    of: dict[Sequence, DraftOutcome]
     drafting: float
     prepared: int = 0
     preparing: float = 0.0

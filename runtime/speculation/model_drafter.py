@@ -76,6 +76,11 @@ class ModelDrafter(StepwiseDrafter):
             torch.cuda.current_stream(self.model.device).synchronize()  # or its time would be taken for the drafts'
         return count
 
+    def _may_draft(self, sequence: Sequence) -> bool:
+        # Of a model whose table is padded further than the drafter's.
+        known = self.model.spec.vocabulary >= self._vocabulary or max(sequence.tokens) < self.model.spec.vocabulary
+        return known and super()._may_draft(sequence)
+
     def _begin(self, sequence: Sequence) -> tuple[int, int]:
         return len(sequence.tokens) - 1, len(sequence.tokens)
 

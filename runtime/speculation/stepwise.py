@@ -206,6 +206,8 @@ class StepwiseDrafter(ABC):
         """The next token of each, chosen as the verifier will choose its own. None where none of the drafter's tokens is allowed."""
         sequences = list(drafts)
         logits = self._logits(sequences)
+        if self._tokens is None:  # the drafter's table may be padded further than the model's
+            logits = logits[:, : self._vocabulary].contiguous()
         stats = self._statistics(logits)
         found: dict[Sequence, DraftChoice | None] = {}
         for row, sequence in enumerate(sequences):

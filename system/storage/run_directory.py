@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,9 @@ from .files import disk_error, write_text
 from .paths import named_path
 
 _MARK = "run.json"
+# What starting over removes, beside what is in the journal.
+_FOLDERS = ("checkpoint", "checkpoint.partial")
+_FILES = ("report.json", "report.md", "report.html", "pareto.svg")
 # By the kind of work that an output's mark names.
 _COMMANDS = {"run": "run", "evaluation": "eval", "sweep": "sweep", "draft head": "distill"}
 
@@ -30,12 +34,14 @@ class Output:
         path: the directory.
         identity: everything that decides the result's bytes, as plain data.
         fresh: throw away what an earlier run left.
+        reads: plain data among whose strings are the paths of what the run reads, which it must not throw away.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any], *, fresh: bool = False) -> None:
+    def __init__(self, path: Path, identity: dict[str, Any], *, fresh: bool = False, reads: Any = None) -> None:
         self.path = named_path(path)
         self.identity = identity
         self._fresh = fresh
+        self._reads = reads
         self._lock: int | None = None
 
     @property
@@ -83,7 +89,7 @@ class Output:
             parent = parent.parent
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             return f"{parent} is not writable; choose another output"
-        return None if self._fresh else self._other_run()
+        return self._other_kind() or (self._lost_input() if self._fresh else self._other_run())
 
     def __enter__(self) -> Output:
         problem = self.problem()
@@ -142,17 +148,48 @@ class Output:
         begun = {"lock", _MARK + ".partial"}
         return not self.journal.exists() or all(entry.name in begun for entry in self.journal.iterdir())
 
-    def _other_run(self) -> str | None:
+    def _earlier(self) -> dict[str, Any] | None:
+        """The identity of an earlier run; None if there was none, empty if it cannot be read."""
         mark = self.journal / _MARK
         if not mark.exists():
             return None
         try:
-            earlier = json.loads(mark.read_text(encoding="utf-8"))
+            found = json.loads(mark.read_text(encoding="utf-8"))
         except ValueError:
-            return f"{mark} is damaged; pass --fresh to start over"
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _other_kind(self) -> str | None:
+        """Whether another command's result is here, which --fresh does not mean."""
+        earlier = self._earlier()
+        if not earlier:
+            return None
         kinds = [data.get("kind", "run") for data in (earlier, self.identity)]
-        if kinds[0] != kinds[1]:
-            return f"{self.path} holds what `smelt {_COMMANDS.get(kinds[0], kinds[0])}` made; choose another output"
+        if kinds[0] == kinds[1]:
+            return None
+        return f"{self.path} holds what `smelt {_COMMANDS.get(kinds[0], kinds[0])}` made; choose another output"
+
+    def _lost_input(self) -> str | None:
+        """Whether the run reads what starting over would remove."""
+        if not self.path.exists():
+            return None
+        removed = [self.path.resolve() / name for name in (*_FOLDERS, *_FILES, self.journal.name)]
+        for text in _strings(self._reads):
+            try:
+                read = named_path(text).resolve()
+                is_lost = read.exists() and any(read.is_relative_to(each) for each in removed)
+            except (OSError, SmeltError, RuntimeError):  # it is no path
+                continue
+            if is_lost:
+                return f"--fresh would remove {text}, which this run reads; choose another output"
+        return None
+
+    def _other_run(self) -> str | None:
+        earlier = self._earlier()
+        if earlier is None:
+            return None
+        if not earlier:
+            return f"{self.journal / _MARK} is damaged; pass --fresh to start over"
         changed = _differences(earlier, self.identity)
         if not changed:
             return None
@@ -160,9 +197,9 @@ class Output:
         return f"{self.path} holds another run ({shown}); pass --fresh to replace it, or choose another output"
 
     def _clear(self) -> None:
-        for name in ("checkpoint", "checkpoint.partial"):
+        for name in _FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in ("report.json", "report.md", "report.html", "pareto.svg"):
+        for name in _FILES:
             (self.path / name).unlink(missing_ok=True)
         for entry in self.journal.iterdir():
             if entry.name not in (_MARK, "lock"):  # the mark is replaced, never absent: it says whose directory this is
@@ -172,6 +209,17 @@ class Output:
 def digest(data: Any) -> str:
     """A digest of plain data."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def _strings(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict):
+        for value in data.values():
+            yield from _strings(value)
+    elif isinstance(data, (list, tuple)):
+        for value in data:
+            yield from _strings(value)
 
 
 def _differences(old: Any, new: Any, place: str = "") -> list[str]:

@@ -15,9 +15,23 @@ from ....runtime.decoder.prompt_states import prompt_states
 from ....runtime.engine.engine import Engine
 from ....runtime.engine.setup.config import EngineConfig
 from ....runtime.engine.setup.loading import load_head, load_model
+from ....system.errors import RuntimeProblem
 from ....system.hardware.device import device_named, give_back, on
 from ....system.progress import Log, Progress
 from ....system.storage.activation_store import ActivationStore
+
+
+class NotServed(RuntimeProblem):
+    """The runtime cannot load a checkpoint; what else goes wrong while it is evaluated is no reason to evaluate it otherwise."""
+
+
+@contextmanager
+def not_served() -> Iterator[None]:
+    """Problems within are those of loading a checkpoint."""
+    try:
+        yield
+    except RuntimeProblem as problem:
+        raise NotServed(str(problem)) from None
 
 
 class RuntimeReader:
@@ -40,7 +54,7 @@ class RuntimeReader:
         """The last hidden states for token ids ``[windows, length]``.
 
         Raises:
-            RuntimeProblem: the runtime cannot run this checkpoint.
+            NotServed: the runtime cannot load this checkpoint.
         """
         windows, length = tokens.shape
         with self._loaded(length, progress.say) as loaded:
@@ -61,7 +75,8 @@ class RuntimeReader:
     @contextmanager
     def _loaded(self, length: int, log: Log) -> Iterator[_Loaded]:
         """What computes windows; afterwards only the head stays."""
-        loaded = self._alone(log) if self._config.ranks == 1 else self._on_ranks(length, log)
+        with not_served():
+            loaded = self._alone(log) if self._config.ranks == 1 else self._on_ranks(length, log)
         try:
             yield loaded
         finally:

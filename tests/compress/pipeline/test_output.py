@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from smelt.compress import Recipe, SmeltError, run
+from smelt.compress import Evaluate, Recipe, SmeltError, evaluate, run
+from smelt.compress.reporting.report_files import load
 
 Build = Callable[..., Recipe]
 
@@ -105,6 +106,26 @@ def test_another_recipe_is_refused_and_says_what_differs(small: Build) -> None:
     assert made["steps"][0]["quantize"]["rounding"]["method"] == "hqq"
 
 
+def test_starting_over_does_not_remove_what_is_read(small: Build, recipe: Build, tmp_path: Path) -> None:
+    pruned = {"evaluate": False, "steps": [{"prune": {"structure": "blocks", "score": "influence", "count": 1}}]}
+    made = run(small(pruned)).checkpoint
+    before = _contents(made)
+    again = recipe(made, pruned)
+    with pytest.raises(SmeltError, match=r"--fresh would remove .*checkpoint, which this run reads; choose another"):
+        run(again, fresh=True)
+    assert _contents(made) == before
+
+
+def test_starting_over_is_about_what_the_same_command_made(small: Build, tmp_path: Path) -> None:
+    made = run(small({"evaluate": False})).checkpoint
+    before = _contents(made)
+    settings = Evaluate(windows=2, length=16, samples=0, speed=False)
+    for fresh in (False, True):
+        with pytest.raises(SmeltError, match="holds what `smelt run` made; choose another output"):
+            evaluate([made], settings=settings, output=tmp_path / "out", fresh=fresh)
+    assert _contents(made) == before
+
+
 def test_a_changed_model_is_noticed(small: Build, tiny: Callable[..., Path], recipe: Build, tmp_path: Path) -> None:
     built = small()
     run(built)
@@ -162,3 +183,23 @@ def test_a_really_full_disk(small: Build, tmp_path: Path) -> None:
         assert not list(disk.rglob("*.partial"))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_task_that_fails_leaves_what_was_measured(small: Build, tmp_path: Path) -> None:
+    """And is no reason to read the text otherwise, or to call the report complete."""
+    items = tmp_path / "items.jsonl"
+    items.write_text('{"q": "The river ran", "a": "on"}\n' * 4)
+    task = tmp_path / "beams.yaml"
+    task.write_text(
+        f"task: beams\ndataset_path: json\ndataset_kwargs:\n  data_files: {items}\ntest_split: train\noutput_type: generate_until\n"
+        'doc_to_text: "{{q}}"\ndoc_to_target: "{{a}}"\ngeneration_kwargs:\n  until: ["\\n"]\n  max_gen_toks: 4\n  num_beams: 2\n'
+        "metric_list:\n  - metric: exact_match\n    aggregation: mean\n    higher_is_better: true\n"
+    )
+    tasks = {"windows": 2, "length": 16, "samples": 0, "speed": False, "tasks": [str(task)]}
+    with pytest.raises(SmeltError, match="num_beams"):
+        run(small({"evaluate": tasks}))
+    report = load(tmp_path / "out" / "report.json")
+    assert report.status == "partial"
+    assert report.models[0].text is not None
+    assert report.models[0].text.computed_by == "Smelt's runtime"
+    assert any("beams" in each for each in report.missing)

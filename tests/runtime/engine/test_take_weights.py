@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams
+from smelt.runtime.native.linears import NativeDenseLinear
 
 from ...tiny import make_model
 
@@ -45,6 +47,21 @@ def test_the_tokens_are_those_of_the_new_weights(
 
 def _tied(model: torch.nn.Module) -> bool:
     return bool(model.config.tie_word_embeddings)  # type: ignore[union-attr]
+
+
+def test_the_old_weights_are_given_back(tiny: Callable[..., Path]) -> None:
+    """A training that writes its own text replaces them at each step."""
+    engine = Engine(tiny("llama", torch.bfloat16), quiet=True, kv_cache_bytes=1 << 24)
+    greedy = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    other = make_model("llama", torch.bfloat16, seed=3).eval()
+    state = other.state_dict()
+    kept = []
+    for _ in range(2):
+        engine.generate([PROMPT], greedy)
+        engine.take_weights(other.config, state, lambda name: state[name])
+        gc.collect()
+        kept.append(sum(isinstance(each, NativeDenseLinear) for each in gc.get_objects()))
+    assert kept[0] == kept[1]
 
 
 def test_weights_do_not_change_under_requests(tiny: Callable[..., Path]) -> None:

@@ -322,6 +322,52 @@ def test_a_drafter_with_a_shorter_context_stops_there(tiny: Callable[..., Path],
     assert engine.drafting.total.verified > 0
 
 
+@pytest.mark.parametrize("drafter_is_larger", [True, False])
+@pytest.mark.parametrize("branches", [0, 2])
+@pytest.mark.parametrize("case", ["greedy", "sampled", "greedy with penalties"])
+def test_a_drafter_whose_table_is_padded_otherwise(
+    tiny: Callable[..., Path], tmp_path: Path, drafter_is_larger: bool, branches: int, case: str
+) -> None:
+    """As models of one family have the same tokenizer and tables of several sizes. Tokens of the padding are likely here."""
+    plain = tiny("llama")
+    model = AutoModelForCausalLM.from_pretrained(plain)
+    known = model.config.vocab_size
+    model.resize_token_embeddings(known + 64)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+            table.weight[known:] = 1.2 * table.weight[:64]
+    padded = save_model(model, tmp_path / "padded")
+    path, drafter = (plain, padded) if drafter_is_larger else (padded, plain)
+    prompts = PROMPTS if drafter_is_larger else [*PROMPTS, [5, known + 4, 7]]
+    alone = tokens(Engine(path, **ENGINE), CASES[case], prompts)
+    engine = Engine(path, drafter=str(drafter), draft_tokens=4, draft_branches=branches, **ENGINE)
+    assert tokens(engine, CASES[case], prompts) == alone
+    assert engine.drafting is not None
+    assert engine.drafting.total.verified > 0
+    assert any(token >= known for output in alone for each in output for token in each) or drafter_is_larger
+
+
+def test_draft_tokens_after_an_end_are_not_accepted(tiny: Callable[..., Path]) -> None:
+    """What they count is how many of an output's tokens were drafted."""
+    path = str(tiny("llama"))
+    whole = Engine(path, **ENGINE).generate([PROMPTS[0]], GREEDY)[0].completions[0].tokens
+    engine = Engine(path, drafter=path, draft_tokens=16, **ENGINE)
+    stop = (engine.tokenizer.decode(whole[9:11]),)
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, stop=stop)
+    output = engine.generate([PROMPTS[0]], params)[0]
+    count = len(output.completions[0].tokens)
+    assert output.completions[0].finish_reason == "stop"
+    assert output.completions[0].tokens == whole[:count]
+    assert count < 16
+    # The first token comes with the prompt, without a draft.
+    assert output.accepted_tokens == count - 1
+    assert output.draft_tokens >= output.accepted_tokens
+    assert engine.drafting is not None
+    assert engine.drafting.total.all_accepted == count - 1
+    assert engine.drafting.total.rejected == 0
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
