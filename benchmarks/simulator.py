@@ -19,6 +19,7 @@ from smelt.runtime import Engine
 from smelt.runtime.costs.calibration import Calibration
 from smelt.runtime.costs.model_size import ModelSize, model_size
 from smelt.runtime.measure.calibrate import Shape, calibrate
+from smelt.runtime.measure.percentile import percentile
 from smelt.runtime.measure.random_checkpoint import write_random_checkpoint
 from smelt.runtime.requests.synthetic import LengthDistribution, synthetic
 from smelt.runtime.requests.trace import Arrival
@@ -129,13 +130,10 @@ def _errors(latency: Latency, measured: Sequence[Served], predicted: Sequence[Se
         "measured_mean": statistics.mean(real for _, real in pairs),
         "predicted_mean": statistics.mean(ours for ours, _ in pairs),
         "median_error": statistics.median(off),
-        "p99_error": off[min(len(off) - 1, int(0.99 * len(off)))],
-        "error_of_p99": _p99([ours for ours, _ in pairs]) / _p99([real for _, real in pairs]) - 1,
+        "p99_error": percentile(off, 0.99),
+        "error_of_p99": percentile((ours for ours, _ in pairs), 0.99) / percentile((real for _, real in pairs), 0.99)
+        - 1,
     }
-
-
-def _p99(values: list[float]) -> float:
-    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
 
 
 if __name__ == "__main__":

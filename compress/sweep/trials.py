@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from ...system.errors import SmeltError
+from ...system.errors import SmeltError, nearest_name
 from ...system.settings.recipe_model import RecipeModel
 from ...system.storage.paths import named_path
 from ..recipe.file import read_document, set_value, validated
@@ -20,6 +20,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.yaml_document import Document
 
 _MOST_TRIALS = 1_000
+_LONGEST_NAME = 100  # of a trial's directory; longer ones are cut
 _SHARED = ("model", "revision", "trust_remote_code", "output", "evaluate", "extends", "sweep")
 
 
@@ -55,6 +56,14 @@ class SweepSettings(RecipeModel):
         empty = next((key for key, values in self.grid.items() if not values), None)
         if empty:
             raise ValueError(f"grid.{empty} is empty; give at least one value")
+        for each in self.exclude:
+            strange = next((key for key in each if key not in self.grid), None)
+            if strange is not None:
+                raise ValueError(
+                    f"exclude names {strange}, which is not in grid{nearest_name(strange, list(self.grid))}"
+                )
+            if not each:
+                raise ValueError("exclude has an entry without fields, which would leave out everything; remove it")
         return self
 
 
@@ -124,6 +133,8 @@ class Sweep:
         trials: dict[str, Trial] = {}
         problems = []
         all_changes = [*varied, *settings.trials]
+        if not all_changes:
+            raise SmeltError(f"{file}: exclude leaves no trial; take something from it")
         twice = next((each for i, each in enumerate(all_changes) if each in all_changes[:i]), None)
         if twice is not None:
             raise SmeltError(f"{file}: two trials are identical: {_name(twice)}; keep one")
@@ -133,7 +144,8 @@ class Sweep:
 
         names = [_name(changes) for changes in all_changes]
         for changes, short in zip(all_changes, names, strict=True):
-            name = short if names.count(short) == 1 else f"{short}-{digest(changes)[:6]}"
+            unique = names.count(short) == 1 and len(short) <= _LONGEST_NAME
+            name = short if unique else f"{short[:_LONGEST_NAME]}-{digest(changes)[:6]}"
             fixed = {"output": str(Path(base.output) / "trials" / name), "evaluate": False}
             try:
                 again = Document(copy.deepcopy(unvaried.data), dict(unvaried.origin))
@@ -167,7 +179,7 @@ def _is_excluded(chosen: dict[str, Any], exclude: list[dict[str, Any]]) -> bool:
 def _name(changes: dict[str, Any]) -> str:
     """The trial's name: its values, with the last part of the field's name where a value alone is unclear."""
     parts = [_value(key.rpartition(".")[2], value) for key, value in changes.items()]
-    return re.sub(r"[^\w.+-]+", "-", "-".join(parts)).strip("-.")
+    return re.sub(r"[^\w.+-]+", "-", "-".join(parts)).strip("-.") or "base"
 
 
 def _value(field: str, value: Any) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ...system.errors import RuntimeProblem
-from ...system.hardware.machine import cache_directory, processor_name
+from ...system.hardware.machine import available_memory, cache_directory, processor_name
 from ..devices.device import Constant, Device, load_device
 from .calibration import Calibration
 from .model_size import ModelSize
@@ -85,9 +85,11 @@ class ScaledCost:
 
 
 def own_calibration() -> Path:
-    """Where ``smelt bench --calibrate`` keeps this machine's calibration."""
+    """Where ``smelt bench --calibrate`` keeps the calibration of this machine with as many threads as are used now."""
+    import torch
+
     name = "".join(letter if letter.isalnum() else "-" for letter in processor_name().lower())
-    return cache_directory() / f"calibration-{name}.json"
+    return cache_directory() / f"calibration-{name}-{torch.get_num_threads()}.json"
 
 
 def device_cost(name: str, *, measure: Callable[[], tuple[float, float]] | None = None) -> DeviceCost:
@@ -103,7 +105,8 @@ def device_cost(name: str, *, measure: Callable[[], tuple[float, float]] | None 
     if name == "cpu":
         path = own_calibration()
         if path.is_file():
-            return _calibrated(Calibration.read(path))
+            # Of a machine with the same processor, perhaps, which need not have the same memory.
+            return replace(_calibrated(Calibration.read(path)), memory_bytes=float(available_memory()))
         if measure is None:
             raise RuntimeProblem("this machine is not calibrated; run smelt bench --calibrate FILE")
         return _predicted(_this_machine(*measure()))

@@ -66,7 +66,7 @@ def features(size: ModelSize, work: StepWork, cached_bytes: int = 0) -> dict[str
         cached_bytes: of weights, that stay in the processor's caches from step to step.
     """
     found: dict[str, float] = {}
-    kind = _kind(work)
+    kind, work = _kind(work), work.within(size.windows)
     found[f"{kind} step"] = 1.0
     found[f"{main_kernel(size)} layer, {kind}"] = size.layers
     found["chunk"] = work.chunks
@@ -158,6 +158,7 @@ class FittedCost:
         if head is None:
             kernel, each = self._head
             head = self._heads[work.sequences] = self._linear(kernel, each, each.numel, work.sequences)
+        work = work.within(self.size.windows)
         decoded = work.decode_cached
         return (
             self._step[_kind(work)]

@@ -15,6 +15,7 @@ from ..cache_types import BY_NAME, CacheType
 if TYPE_CHECKING:
     from ...models.directory.directory import ModelDirectory
     from ...quant.scheme import Scheme
+    from ..decoder.architectures import DecoderSpec
 
 _SCALE_BYTES = 4
 
@@ -83,6 +84,7 @@ class ModelSize:
         kv_dtype: how they are cached, as the engine's ``kv_dtype``.
         itemsize: of the compute dtype.
         max_length: the most positions.
+        windows: of layers that do not see all positions: how many they see, and these layers' share of keys and values.
     """
 
     name: str
@@ -98,6 +100,7 @@ class ModelSize:
     kv_dtype: str
     itemsize: int
     max_length: int
+    windows: tuple[tuple[int, float], ...] = ()
 
     @property
     def weight_bytes(self) -> int:
@@ -207,7 +210,16 @@ def model_size(
         kv_dtype,
         dtype.itemsize,
         spec.max_length,
+        _windows(spec),
     )
+
+
+def _windows(spec: DecoderSpec) -> tuple[tuple[int, float], ...]:
+    heads: Counter[int] = Counter()
+    for layer, cached in zip((each for each in spec.layers if each.attends), spec.cached_heads, strict=True):
+        if layer.window is not None:
+            heads[layer.window] += cached
+    return tuple((window, count / sum(spec.cached_heads)) for window, count in sorted(heads.items()))
 
 
 class _Schemes:

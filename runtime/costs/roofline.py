@@ -81,8 +81,9 @@ class RooflineCost:
         linears = self._of_linears(size.linears, work.tokens) * self._share
         head = self._of_linears((size.head,), work.sequences) * self._head_share if work.sequences else 0.0
         # A decode's query reads all its keys; queries of a prompt share them.
-        reading = work.cached * size.kv_bytes / self._bandwidth
-        products = 4 * work.pairs * size.attention_width / self._rates["16"]
+        seen = work.within(size.windows)
+        reading = seen.cached * size.kv_bytes / self._bandwidth
+        products = 4 * seen.pairs * size.attention_width / self._rates["16"]
         attention = max(reading, products) * self._share
         passing = work.tokens * size.hidden * size.itemsize * _ACTIVATION_PASSES / self._bandwidth * self._layers
         return self._overhead + linears + head + attention + passing / self._ranks + self._joining(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -9,6 +10,16 @@ from ..scheduling.plan import StepPlan
 
 # Without work for so many seconds, threads sleep and others use the caches.
 PAUSE_SECONDS = 0.01
+
+
+def _reached(mean: float, width: float, window: float) -> float:
+    """The mean of what queries see through a window that would see ``mean`` positions, from half a ``width`` fewer to half a width more."""
+    low, high = max(0.0, mean - width / 2), mean + width / 2
+    if window >= high:
+        return mean
+    if window <= low:
+        return window
+    return ((window * window - low * low) / 2 + window * (high - window)) / (high - low)
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,29 @@ class StepWork:
     def decode_cached(self) -> int:
         """Positions that decodes read: each has one query."""
         return self.pairs - self.prompt_pairs
+
+    def within(self, windows: Sequence[tuple[int, float]]) -> StepWork:
+        """The work as layers with windows see it, whose queries read only so many positions; of sequences as long as their mean.
+
+        Args:
+            windows: positions, and the share of keys and values that layers with such a window have.
+        """
+        if not windows:
+            return self
+
+        def seen(keys: int, of: int, width: float = 0.0, beside: float = 0.0) -> int:
+            mean = keys / max(1, of)
+            less = sum(share * (mean - _reached(mean, width, window + beside)) for window, share in windows)
+            return round(keys - less * of)
+
+        decodes = self.chunks - self.prompts
+        queries = self.tokens - decodes
+        of_each = queries / max(1, self.prompts)
+        decoded = seen(self.decode_cached, decodes)
+        # The queries of a prompt's chunk see one position more each, so that together they read its length beside a window.
+        of_prompts = seen(self.cached - self.decode_cached, self.prompts, beside=of_each)
+        pairs = seen(self.prompt_pairs, queries, width=of_each)
+        return replace(self, cached=decoded + of_prompts, pairs=decoded + pairs, prompt_pairs=pairs)
 
     def later(self, steps: int) -> StepWork:
         """The work of a step of decodes alone, so many steps later."""

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .percentile import percentile
+
 
 @dataclass(frozen=True)
 class RequestTimes:
@@ -75,13 +77,13 @@ class LoadResult:
             prompts,
             outputs,
             seconds,
-            _share(firsts, 0.5),
-            _share(firsts, 0.99),
-            _share(between, 0.5) if between else None,
-            _share(between, 0.99) if between else None,
-            _share(completions, 0.5),
-            _share(completions, 0.99),
-            _share(rates, 0.5) if rates else None,
+            percentile(firsts, 0.5),
+            percentile(firsts, 0.99),
+            percentile(between, 0.5) if between else None,
+            percentile(between, 0.99) if between else None,
+            percentile(completions, 0.5),
+            percentile(completions, 0.99),
+            percentile(rates, 0.5) if rates else None,
             outputs / seconds,
             (prompts + outputs) / seconds,
         )
@@ -107,8 +109,3 @@ def _line(load: LoadResult) -> str:
     first = f"{1e3 * load.first_token_p50:.0f} / {1e3 * load.first_token_p99:.0f} ms"
     completion = f"{load.completion_p50:.2f} / {load.completion_p99:.2f} s"
     return f"{load.name:<14}{load.requests:>9}{load.output_rate:>10.1f}{first:>23}{between:>26}{completion:>23}"
-
-
-def _share(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

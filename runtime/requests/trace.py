@@ -88,7 +88,12 @@ def repeated(arrivals: list[Arrival], count: int, rate: float = 1.0) -> list[Arr
     """
     # The pause before a repetition is the mean one.
     span = arrivals[-1].at * (1 + 1 / max(1, len(arrivals) - 1))
-    return [
-        replace(arrivals[i % len(arrivals)], at=(arrivals[i % len(arrivals)].at + i // len(arrivals) * span) / rate)
-        for i in range(count)
-    ]
+    # A repetition's prompts are others, or nearly all of them would be in the prefix cache.
+    marks = 1 + max((mark for each in arrivals for mark in each.prefix), default=0)
+    found = []
+    for i in range(count):
+        time, place = divmod(i, len(arrivals))
+        each = arrivals[place]
+        prefix = tuple(mark + time * marks for mark in each.prefix)
+        found.append(replace(each, at=(each.at + time * span) / rate, prefix=prefix))
+    return found

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from ..measure.percentile import percentile
 from ..scheduling.scheduler import Scheduler
 
 # Pauses between tokens are counted in bins of 1%: there are millions of them.
@@ -49,11 +50,9 @@ class Distribution:
     @classmethod
     def of(cls, values: list[float]) -> Distribution:
         """Of so many values; 0 if there are none."""
-        ordered = sorted(values)
-        if not ordered:
+        if not values:
             return cls(0.0, 0.0, 0.0, 0.0)
-        at = [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.9, 0.99)]
-        return cls(math.fsum(ordered) / len(ordered), *at)
+        return cls(math.fsum(values) / len(values), *(percentile(values, share) for share in (0.5, 0.9, 0.99)))
 
 
 class Histogram:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...results import wording
 from ...results.report import ReportData
 from ...results.result import Against, Change, ModelResult
+from ...results.tasks import primary_tasks
 from .html_tables import Cell, Row, Table, table
 
 _MOST_IN_ROWS = 4
@@ -74,7 +75,7 @@ def figures(model: ModelResult) -> list[Figure]:
     """A candidate's figures relative to the baseline; for a single model, its own values."""
     if model.role == "baseline":
         return []
-    return _alone(model) if model.against is None else _against(model.against)
+    return _alone(model) if model.against is None else _against(model, model.against)
 
 
 def slow(against: Against) -> bool:
@@ -91,7 +92,7 @@ def why(against: Against) -> list[str]:
     return [f"From its bytes alone, decoding would be {wording.speedup(against.predicted_decode)}."]
 
 
-def _against(against: Against) -> list[Figure]:
+def _against(model: ModelResult, against: Against) -> list[Figure]:
     found = []
     for label, change in (("decode", against.decode), ("prefill", against.prefill)):
         if change is not None:
@@ -105,7 +106,8 @@ def _against(against: Against) -> list[Figure]:
         bounds = wording.interval(quality[1].interval, wording.percent_change)
         found.append(_figure(quality[0], quality[1], wording.percent_change(quality[1].ratio), bounds))
     else:
-        for task in against.tasks[:2]:
+        changes = [change for _, change in primary_tasks(model) if change is not None]
+        for task in changes[:2]:
             notes = (wording.interval(task.interval, wording.signed), wording.noise(task))
             found.append(Figure(f"{task.task}, {task.metric}", wording.signed(task.difference), notes, task.difference))
     if against.top1_agreement is not None:

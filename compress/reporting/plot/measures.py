@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...results import wording
 from ...results.report import ReportData
 from ...results.result import Interval, ModelResult, TaskResult, Text
+from ...results.tasks import primary_tasks
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,14 @@ def _perplexity_intervals(report: ReportData, texts: dict[int, Text]) -> dict[in
     return {i: (level * bounds[0], level * bounds[1]) for i, bounds in found.items() if bounds is not None}
 
 
-def primary(model: ModelResult) -> dict[str, TaskResult]:
-    """The primary metric of each task: its first for which more is better."""
-    found: dict[str, TaskResult] = {}
-    for result in model.tasks:
-        if result.higher_is_better and math.isfinite(result.value):
-            found.setdefault(result.task, result)
-    return found
+def _primary(model: ModelResult) -> dict[str, TaskResult]:
+    """The primary metric of each task for which more is better; of a group the group's, which has its tasks'."""
+    found = (result for result, _ in primary_tasks(model))
+    return {each.task: each for each in found if each.higher_is_better and math.isfinite(each.value)}
 
 
 def _task_mean(report: ReportData) -> Measure | None:
-    metrics = {i: primary(m) for i, m in enumerate(report.models)}
+    metrics = {i: _primary(m) for i, m in enumerate(report.models)}
     metrics = {i: found for i, found in metrics.items() if found}
     if not metrics:
         return None

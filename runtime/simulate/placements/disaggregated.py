@@ -10,6 +10,7 @@ from ...requests.trace import Arrival
 from ..options import SimulatedEngine
 from ..replica import Replica
 from ..results import Served, SimulationResult
+from ..simulation import shares_prefixes
 from .replicas import serve
 
 
@@ -38,8 +39,9 @@ def simulate_disaggregated(
     Raises:
         RuntimeProblem: a request does not fit into one engine's cache.
     """
-    prompts = [Replica(engine) for _ in range(prefill)]
-    decoders = [Replica(engine) for _ in range(decode)]
+    share = shares_prefixes(arrivals)
+    prompts = [Replica(engine, share_prefixes=share) for _ in range(prefill)]
+    decoders = [Replica(engine, share_prefixes=share) for _ in range(decode)]
     for arrival in arrivals:
         decoders[0].check(arrival)
     everything: list[tuple[int, Arrival, Served | None]] = [

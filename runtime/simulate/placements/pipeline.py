@@ -12,6 +12,7 @@ from ...requests.trace import Arrival
 from ..options import SimulatedEngine
 from ..replica import Replica
 from ..results import SimulationResult
+from ..simulation import shares_prefixes
 
 
 @dataclass
@@ -174,6 +175,7 @@ def simulate_pipeline(
     Returns:
         The result, and the share of bubbles.
     """
-    pipeline = Pipeline([Lane(Replica(engine), stages) for _ in stages], send)
+    share = shares_prefixes(arrivals)
+    pipeline = Pipeline([Lane(Replica(engine, share_prefixes=share), stages) for _ in stages], send)
     pipeline.serve([(0, arrival) for arrival in arrivals])
     return SimulationResult.of(engine.policy, [lane.engine for lane in pipeline.lanes]), pipeline.bubbles

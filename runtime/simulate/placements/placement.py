@@ -69,8 +69,18 @@ class Placement:
         """The cache blocks of each engine that schedules: what weights and activations leave of its devices' memory.
 
         Raises:
-            RuntimeProblem: nothing is left.
+            RuntimeProblem: nothing is left, or the model cannot be divided so.
         """
+        if self.kind == "tensor" and (size.kv_heads // size.layers) % self.ways:
+            heads = size.kv_heads // size.layers
+            raise RuntimeProblem(
+                f"placement {self}: {size.name}'s {heads} key-value heads cannot be divided among {self.ways} devices; choose a"
+                f" divisor of {heads}"
+            )
+        if self.kind == "pipeline" and self.ways > size.layers:
+            raise RuntimeProblem(
+                f"placement {self}: {size.name} has {size.layers} layers; choose at most as many stages"
+            )
         memory = self.ways * usable_memory(device.memory_bytes, utilization)
         left = memory - size.weight_bytes
         if self.kind == "pipeline":

@@ -60,12 +60,16 @@ class SimulatedLoad:
         if self.trace is not None:
             if self.prompts is not None or self.outputs is not None:
                 raise RuntimeProblem("give either --trace, or both --prompts and --outputs")
-            everything = read_trace(self.trace, self.requests or _MOST, _MOST)
             found = read_trace(self.trace, self.requests or _MOST, longest)
-            longer = sum(each.prompt + each.output > longest for each in everything)
-            left_out = (
-                f"{longer:,} of {len(everything):,} requests are longer than {longest:,} tokens" if longer else ""
-            )
+            everything = read_trace(self.trace, _MOST, _MOST)
+            # Up to the last one that is taken.
+            longer = seen = 0
+            for each in everything:
+                if seen - longer == self.requests:
+                    break
+                seen += 1
+                longer += each.prompt + each.output > longest
+            left_out = f"{longer:,} of {seen:,} requests are longer than {longest:,} tokens" if longer else ""
             return repeated(found, self.requests or len(found), self.rate), left_out
         assert self.prompts is not None
         assert self.outputs is not None

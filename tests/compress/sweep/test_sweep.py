@@ -83,6 +83,16 @@ def test_every_trial_has_a_name_of_its_own(sweep_file: Callable[..., Path]) -> N
     assert names[0] == "ignorenone"
 
 
+def test_names_of_trials_are_names_of_directories(sweep_file: Callable[..., Path]) -> None:
+    """That of the unchanged recipe, too, and those of long lists."""
+    many = [f"model.layers.{i}.self_attn.q_proj" for i in range(40)]
+    trials = [{}, {"steps.0.quantize.ignore": many}, {"steps.0.quantize.ignore": [*many, "lm_head"]}]
+    found = Sweep.load(sweep_file(trials=trials)).trials
+    assert found[0].name == "base"
+    assert len({trial.name for trial in found}) == 3
+    assert all(len(trial.name) < 150 and Path(trial.recipe.output).name == trial.name for trial in found)
+
+
 @pytest.mark.parametrize(
     ("sweep", "sentence"),
     [
@@ -93,6 +103,12 @@ def test_every_trial_has_a_name_of_its_own(sweep_file: Callable[..., Path]) -> N
         ({"grid": {"model": ["builtin:smelt-6m", "other"]}}, "model cannot vary"),
         ({"grid": {"steps.7.quantize.scheme": ["W4A16"]}}, "the recipe has no steps.7"),
         ({"trials": [{"seed": 1}, {"seed": 1}]}, "two trials are identical: seed1"),
+        ({"grid": {SCHEME: ["W4A16"]}, "exclude": [{}]}, "exclude has an entry without fields"),
+        ({"grid": {SCHEME: ["W4A16"]}, "exclude": [{SCHEME: "W4A16"}]}, "exclude leaves no trial"),
+        (
+            {"grid": {SCHEME: ["W4A16"]}, "exclude": [{"steps.0.quantize.shceme": "W4A16"}]},
+            "which is not in grid; did you mean steps.0.quantize.scheme?",
+        ),
     ],
 )
 def test_mistakes_are_reported_before_any_work(

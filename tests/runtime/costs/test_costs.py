@@ -66,6 +66,25 @@ def test_a_long_prompt_is_bound_by_products() -> None:
     assert 1 <= found / (operations / h100.value("flops_bf16")) < 1.15
 
 
+@pytest.mark.parametrize("context", [100, 4096, 32768])
+def test_layers_with_a_window_read_no_more_than_that(context: int) -> None:
+    """Beside a sum over layers; three quarters of them see 1024 positions."""
+    h100 = load_device("h100-sxm")
+    size = replace(LLAMA_8B, windows=((1024, 0.75),))
+    of_layer = size.kv_bytes / 32
+    expected = 8 * (8 * of_layer * context + 24 * of_layer * min(context, 1024)) / h100.value("bandwidth")
+    work = StepWork(8, 8, 8 * context, 8 * context, chunks=8)
+    without = RooflineCost(size, h100, shares=IDEAL).seconds(replace(work, cached=0, pairs=0))
+    assert RooflineCost(size, h100, shares=IDEAL).seconds(work) - without == pytest.approx(expected, rel=1e-3)
+    seen = work.within(size.windows)
+    assert features(size, work)["cached byte of decodes"] == pytest.approx(seen.cached * size.kv_bytes)
+    # A prompt of which each query sees at most the window.
+    prompt = StepWork(context, 1, context, context * (context + 1) // 2, 0, 1, 1, context * (context + 1) // 2)
+    pairs = sum(0.25 * (at + 1) + 0.75 * min(at + 1, 1024) for at in range(context))
+    assert prompt.within(size.windows).prompt_pairs == pytest.approx(pairs, rel=0.01)
+    assert prompt.within(size.windows).cached == pytest.approx(context)
+
+
 def test_devices_that_share_a_model_share_its_bytes_and_pay_for_joining() -> None:
     h100 = load_device("h100-sxm")
     one, two = (RooflineCost(LLAMA_8B, h100, tensor_parallel=n, shares=IDEAL).seconds(DECODE) for n in (1, 2))

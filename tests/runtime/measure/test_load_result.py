@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from smelt.runtime.measure.load_result import LoadResult, RequestTimes, table_of_loads
+from smelt.runtime.measure.percentile import percentile
 
 
 def test_the_numbers_of_a_load() -> None:
@@ -14,10 +16,10 @@ def test_the_numbers_of_a_load() -> None:
     ]
     found = LoadResult.of("three", requests, 2.5)
     assert (found.requests, found.prompt_tokens, found.output_tokens) == (3, 21, 6)
-    assert (found.first_token_p50, found.first_token_p99) == pytest.approx((0.5, 1.0))
-    assert (found.between_tokens_p50, found.between_tokens_p99) == pytest.approx((0.2, 0.3))
-    assert (found.completion_p50, found.completion_p99) == pytest.approx((0.9, 1.2))
-    assert found.decode_rate == pytest.approx(2 / 0.4)
+    assert (found.first_token_p50, found.first_token_p99) == pytest.approx((0.5, 0.99))
+    assert (found.between_tokens_p50, found.between_tokens_p99) == pytest.approx((0.2, 0.298))
+    assert (found.completion_p50, found.completion_p99) == pytest.approx((0.9, 1.194))
+    assert found.decode_rate == pytest.approx((2 / 0.4 + 1 / 0.2) / 2)
     assert (found.output_rate, found.total_rate) == pytest.approx((6 / 2.5, 27 / 2.5))
 
 
@@ -34,6 +36,13 @@ def test_the_numbers_of_a_load() -> None:
 )
 def test_the_rate_of_decoding_does_not_depend_on_how_tokens_are_sent(tokens: list[float], rate: float | None) -> None:
     assert LoadResult.of("alone", [RequestTimes(1.0, 5, tokens)], 1.5).decode_rate == rate
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 100])
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+def test_percentiles_are_numpys(count: int, share: float) -> None:
+    values = np.random.default_rng(count).normal(size=count).tolist()
+    assert percentile(values, share) == pytest.approx(np.percentile(values, 100 * share))
 
 
 def test_single_tokens_have_nothing_between_them() -> None:

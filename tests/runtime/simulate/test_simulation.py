@@ -102,6 +102,16 @@ def test_a_trace_is_repeated_and_sped_up() -> None:
     assert [a.at for a in found] == pytest.approx([0, 1, 3, 4.5, 5.5, 7.5, 9])
 
 
+def test_a_repetition_has_prompts_of_its_own() -> None:
+    """Of 60 prompts without a common beginning, played four times, none is in the prefix cache."""
+    trace = [Arrival(2.0 * i, 1024, 4, (2 * i, 2 * i + 1)) for i in range(60)]
+    found = simulate(repeated(trace, 240), SimulatedEngine(blocks=100_000), COST)
+    assert sum(each.cached for each in found.served) == 0
+    shared = [replace(each, prefix=(0, each.prefix[1])) for each in trace]
+    found = simulate(repeated(shared, 240), SimulatedEngine(blocks=100_000), COST)
+    assert sum(each.cached for each in found.served) == 512 * (240 - 4)
+
+
 def test_a_histogram_is_exact_within_a_hundredth() -> None:
     draw = random.Random(0)
     values = [draw.lognormvariate(0, 2) for _ in range(20_000)]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from smelt.runtime import RuntimeProblem
+from smelt.runtime.costs.device_cost import device_cost
+from smelt.runtime.costs.model_size import LinearSize, ModelSize
 from smelt.runtime.costs.work import LinearCost, StepWork
 from smelt.runtime.requests.trace import Arrival
 from smelt.runtime.simulate.options import SimulatedEngine
@@ -148,6 +151,33 @@ def test_every_request_of_a_hybrid_is_served_once_under_its_number() -> None:
 )
 def test_placements_are_written_as_they_are_read(text: str) -> None:
     assert str(Placement.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("tensor:3", "8 key-value heads cannot be divided among 3"), ("pipeline:33", "has 32 layers; choose at most")],
+)
+def test_what_no_engine_could_do_is_said(text: str, sentence: str) -> None:
+    linear = LinearSize(4096, 4096, 32, "bfloat16", 16, "16", 2 * 4096 * 4096, is_float=True)
+    size = ModelSize("llama", 32, 4096, 4096 * 32, 1000, (linear,), linear, 0, 2 * 1024 * 32, 8 * 32, "auto", 2, 8192)
+    with pytest.raises(RuntimeProblem, match=sentence):
+        Placement.parse(text).blocks(size, device_cost("h100-sxm"), 0.9, 16)
+
+
+@pytest.mark.parametrize("placement", [simulate_pipeline, simulate_disaggregated, simulate_replicas])
+def test_placements_share_prefixes_as_one_engine_does(placement: Any) -> None:
+    arrivals = [Arrival(100.0 * i, 1024, 4, (0, 1)) for i in range(10)]
+    options = replace(OPTIONS, blocks=4000)
+    if placement is simulate_pipeline:
+        found = simulate_pipeline(arrivals, options, [COST])[0]
+    elif placement is simulate_replicas:
+        found = simulate_replicas(arrivals, options, COST, 1)
+    else:
+        found = simulate_disaggregated(arrivals, options, COST, prefill=1, decode=1, send=0.0)
+    assert sorted(each.cached for each in found.served) == sorted(
+        each.cached for each in simulate(arrivals, options, COST).served
+    )
+    assert any(each.cached for each in found.served)
 
 
 @pytest.mark.parametrize(
