@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .scoring.on_server import RemoteModel, RemoteWorker
 
 # A serving process needs its libraries, and weights may be kept wider than they are stored.
-_LIBRARIES = 700_000_000
-_WIDER = 2.5
+LIBRARIES = 700_000_000
+WIDER = 2.5
 _GRAPHS = 1.2  # on a GPU weights are kept as they are stored; graphs and contexts come on top
 _SEED = 1000
 
@@ -81,8 +81,8 @@ def measure_speed(
     where = device_named(engine.device)
     on_cpu = where.type == "cpu"
     devices = _devices(engine.ranks, on_cpu=on_cpu)
-    kept = _WIDER if on_cpu else _GRAPHS
-    needed = sum(kept * each.bytes + engine.ranks * _LIBRARIES for each in served)
+    kept = WIDER if on_cpu else _GRAPHS
+    needed = sum(kept * each.bytes + engine.ranks * LIBRARIES for each in served)
     together = len(served) < 2 or needed < devices * free_memory(where)
     groups: list[tuple[list[MeasuredCheckpoint], list[RemoteModel]]] = [(list(served), list(servers))]
     if not together:

@@ -39,6 +39,7 @@ from ..evaluation.problems import (
     text_problems,
 )
 from ..evaluation.scoring.tasks import Tasks
+from ..evaluation.speed import LIBRARIES, WIDER
 from ..loaders.facts import facts_of_plan
 from ..loaders.rules import loaders
 from ..recipe.recipe import Recipe
@@ -150,6 +151,7 @@ class Plan:
                         "memory_above_start_bytes": self.cost.memory,
                         "disk_bytes": self.cost.disk,
                         "seconds": self.seconds(),
+                        "served_memory_bytes": self._served_bytes(),
                     },
                     "available": {
                         "memory_bytes": available_memory(),
@@ -170,6 +172,15 @@ class Plan:
         fixed = linears * _SECONDS_PER_LINEAR + self.cost.sequential * _SECONDS_PER_SEQUENTIAL_COLUMN + 2.0
         return self.cost.operations / matmul_rate() + fixed
 
+    def _served_bytes(self) -> int:
+        """Memory of the processes that serve the model and the result, whose speed is measured in turns; 0 if nothing is served."""
+        asked = self.recipe.evaluate
+        if not asked or not (asked.tasks or asked.samples or asked.speed) or self.adapter is not None:
+            return 0
+        assert self.model is not None
+        both = self.model.weights.nbytes, self.prepared[-1].plan().checkpoint_bytes
+        return int(sum(WIDER * each + LIBRARIES for each in both))
+
     def terminal(self) -> str:
         """The plan as plain text."""
         data = self.as_data()
@@ -188,6 +199,13 @@ class Plan:
                 f"disk:    about {human_bytes(predicted['disk_bytes'])} ({human_bytes(free['disk_bytes'])} free)",
                 f"time:    roughly {human_time(predicted['seconds'])}",
             ]
+            if predicted["served_memory_bytes"]:
+                assert self.recipe.evaluate
+                names = [name for name in ("tasks", "samples", "speed") if getattr(self.recipe.evaluate, name)]
+                asked = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+                served = human_bytes(predicted["served_memory_bytes"])
+                lines[-1] += f", without {asked}"
+                lines.append(f"serving: about {served} of memory for {asked}; models take turns if less is available")
         lines += [f"loads:   {Loader.model_validate(each).sentence}" for each in data.get("loaders", [])]
         lines += [f"note:    {sentence}" for sentence in data.get("unknown", [])]
         if self.problems:

@@ -93,6 +93,7 @@ def test_dry_run_plans_and_writes_nothing(tmp_path: Path) -> None:
     assert data["steps"][0]["linears"] == 42
     assert [loader["loads"] for loader in data["loaders"]] == [True, True, True]
     assert data["predicted"]["peak_memory_bytes"] > data["predicted"]["memory_above_start_bytes"] > 0
+    assert data["predicted"]["served_memory_bytes"] > 1_400_000_000  # two processes with their libraries
 
 
 def test_dry_run_lists_every_problem_and_fails(tmp_path: Path) -> None:
