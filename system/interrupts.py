@@ -67,6 +67,33 @@ def raise_lost_interrupt() -> None:
         raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def waiting_interrupts() -> Iterator[None]:
+    """Within it an interrupt waits for the end, so that nothing is left half-done; a second one does not.
+
+    Only in the main thread, and only where interrupts are heard.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came = 0
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came += 1
+        if came > 1:
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came == 1:
+            before(signal.SIGINT, None)
+
+
 def end_without_a_word() -> None:
     """From here on an interrupt that ends the process adds no sentence: why it ends is being said.
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...models.structure.lora import Adapter
 from ...system.errors import RuntimeProblem, nearest_name
+from ...system.interrupts import waiting_interrupts
 from ...system.progress import Log
 from ..blocks.block_cache import BlockCache
 from ..blocks.host_tier import HostTier
@@ -474,8 +475,11 @@ class Engine:
         return request.id
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns the state of every request that progressed."""
-        with self._lock:
+        """Compute one step. Returns the state of every request that progressed.
+
+        An interrupt is raised when the step is complete, so that the engine can go on.
+        """
+        with waiting_interrupts(), self._lock:
             handle, changed, started = self._handle, [], None
             try:
                 # A step may start before the previous one has returned its tokens, if they are not needed in between.
@@ -487,7 +491,7 @@ class Engine:
                 self._handle = started
                 if started is not None and started[1].completed:
                     changed += self._collect()
-            except Exception:
+            except BaseException:
                 self._handle = None
                 self._fail_all("the engine failed while computing this request's step")
                 # Blocks that the step was to fill or to swap can be found by their keys already.

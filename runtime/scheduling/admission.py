@@ -49,15 +49,17 @@ class PeakAdmission:
         """The most blocks that these sequences are predicted to need at one time.
 
         All grow by a token a step, so the peak is where one of them ends: there, it and all that end later have grown by as much
-        as it had left.
+        as it had left. A block that several of them share counts once.
         """
         size = self._cache.block_size
-        left = sorted(
-            ((self._left(sequence), len(sequence.tokens)) for sequence in sequences), key=lambda pair: -pair[0]
-        )
+        left = sorted(((self._left(sequence), sequence) for sequence in sequences), key=lambda pair: -pair[0])
         most = held = 0
-        for count, (steps, tokens) in enumerate(left, start=1):
-            held += tokens
+        seen: set[int] = set()
+        for count, (steps, sequence) in enumerate(left, start=1):
+            full = sequence.blocks[: len(sequence.tokens) // size]
+            before = len(seen)
+            seen.update(full)
+            held += len(sequence.tokens) - size * (len(full) - (len(seen) - before))
             # Each sequence's last block is half full on average.
             most = max(most, -(-(held + count * (steps + size // 2)) // size))
         return most

@@ -347,9 +347,11 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
         """Start a waiting sequence; returns how many of its tokens the step computes, 0 if it has to wait."""
-        if not self._is_allowed(sequence, plan):
-            return 0  # one of those that run will end, and free its blocks
+        allowed = self._is_allowed(sequence, plan)
         self._find(sequence)
+        if not allowed and not (sequence.blocks and self._is_allowed(sequence, plan)):  # with a prefix that others hold
+            self._put_back(sequence)
+            return 0  # one of those that run will end, and free its blocks
         count = self.policy.count(sequence, budget, plan, self.token_budget)
         while count > 0 and not self._has_room(sequence):
             victim = self.policy.gives_way(sequence, self._not_in(plan))

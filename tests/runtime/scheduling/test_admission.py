@@ -9,6 +9,8 @@ from smelt.runtime import SamplingParams
 from smelt.runtime.blocks.block_cache import BlockCache
 from smelt.runtime.requests.sequence import Request, Sequence
 from smelt.runtime.scheduling.admission import PeakAdmission
+from smelt.runtime.scheduling.policies.table import POLICIES
+from smelt.runtime.scheduling.scheduler import Scheduler
 
 from .drive import Drive
 
@@ -27,6 +29,39 @@ def test_the_peak_is_that_of_the_predicted_steps(seed: int) -> None:
     held = [sum(tokens + step for tokens, left in pairs if step <= left) for step in range(51)]
     admission = PeakAdmission(BlockCache(1, 1))
     assert admission.peak([_sequence(*pair) for pair in pairs]) == max(held)
+
+
+def test_a_prefix_that_all_share_counts_once() -> None:
+    """Requests with a long system prompt: as many run at once as without predictions, and none is preempted."""
+    steps = {}
+    for predicts in (False, True):
+        cache = BlockCache(320, 16)
+        scheduler = Scheduler(
+            cache,
+            token_budget=512,
+            max_sequences=32,
+            policy=POLICIES["fcfs"](),
+            admission=PeakAdmission(cache) if predicts else None,
+        )
+        for i in range(200):
+            prompt = [*range(2048), *range(10_000 + 100 * i, 10_016 + 100 * i)]
+            request = Request(str(i), prompt, SamplingParams(), len(prompt) + 32)
+            request.forked = True
+            request.sequences = [Sequence(request, 0, list(prompt))]
+            scheduler.add(request.sequences[0])
+        steps[predicts] = 0
+        while scheduler.has_work:
+            plan = scheduler.schedule(float(steps[predicts]))
+            scheduler.started(plan)
+            scheduler.commit(plan, steps[predicts] + 1.0)
+            for chunk in plan.chunks:
+                if chunk.is_last:
+                    chunk.sequence.tokens.append(1)
+                    if len(chunk.sequence.generated) >= 32:
+                        scheduler.end(chunk.sequence, "length")
+            steps[predicts] += 1
+        assert scheduler.preemptions == 0
+    assert steps[True] < 1.2 * steps[False]
 
 
 def _preemptions(policy: str, *, predicts: bool) -> tuple[int, int, float]:
