@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -147,12 +147,16 @@ class PartOutcome:
         facts: of the device; None if no worker started.
         reached: jobs that were done, now or before.
         of: all of them; None if nobody could list them.
+        name: of the part.
+        jobs: all that it has, chosen now or not.
         lacking: why not all were reached.
     """
 
     facts: dict[str, Any] | None = None
     reached: int = 0
     of: int | None = None
+    name: str = ""
+    jobs: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     lacking: str = ""
 
 
@@ -199,6 +203,7 @@ class PartRunner:
         self._results = open_results(first.hello["facts"])
         jobs = [job for job in first.hello["jobs"] if any(text in job[0] for text in self._settings.only.split("|"))]
         self._outcome.of = len(jobs)
+        self._outcome.name, self._outcome.jobs = self._name, [(job[0], job[1]) for job in first.hello["jobs"]]
         self._waiting.extend(job for job in jobs if not self._results.is_done(self._name, job[0], job[1]))
         self._outcome.reached = len(jobs) - len(self._waiting)
         if not self._waiting:

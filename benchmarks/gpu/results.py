@@ -75,7 +75,10 @@ class Results:
         noted: dict[str, Any],
         log: Callable[[str], object] = print,
     ) -> None:
-        self.path = folder / f"gpu_{stage}_{_file_name(str(facts['device']))}.json"
+        quick = "_quick" if facts.get("quick") else ""
+        self.path = folder / f"gpu_{stage}_{_file_name(str(facts['device']))}{quick}.json"
+        self._replaced: dict[str, Entry] = {}
+        self._other: Path | None = None
         self._head = {**noted, "stage": stage, **facts}
         self._source, self._commit = str(facts.get("source", "")), str(noted.get("commit", ""))
         self.entries: dict[str, Entry] = {}
@@ -88,6 +91,8 @@ class Results:
             differing = [name for name in facts if known.get(name) != facts[name] and name != "source"]
             if differing:
                 log(f"{earlier.name}: begun anew, as {', '.join(differing)} changed since it was taken")
+                if earlier == self.path:
+                    self._other = self.path.with_suffix(f".{known.get('date', 'earlier')}.json.old")
                 continue
             entries = [Entry(**entry) for entry in known["entries"]]
             self.entries = {entry.identity: entry for entry in entries}
@@ -102,19 +107,39 @@ class Results:
 
     def begun(self, part: str, key: str, about: dict[str, Any]) -> Entry:
         """A job's new entry; what the same job had with other tiles is forgotten."""
-        self.entries = {i: e for i, e in self.entries.items() if (e.part, e.key) != (part, key)}
         entry = Entry(part, key, about, source=self._source, commit=self._commit)
+        before = [e for e in self.entries.values() if (e.part, e.key) == (part, key)]
+        self.entries = {i: e for i, e in self.entries.items() if (e.part, e.key) != (part, key)}
+        if before and before[-1].state == "done":
+            self._replaced[entry.identity] = before[-1]
         self.entries[entry.identity] = entry
         return entry
 
+    def kept(self) -> list[Entry]:
+        """All entries; of a job that was cut while it was measured again, what it had before, if that is more."""
+        found = []
+        for entry in self.entries.values():
+            before = self._replaced.get(entry.identity)
+            is_less = entry.state == "cut" and before is not None and len(before.rows) > len(entry.rows)
+            found.append(before if is_less and before is not None else entry)
+        return found
+
+    def undone(self, part: str, jobs: list[tuple[str, dict[str, Any]]]) -> int:
+        """How many of a part's jobs were not done with these sources."""
+        known = [self.entries.get(identity(part, *job)) for job in jobs]
+        return sum(each is None or each.state != "done" or each.source != self._source for each in known)
+
     def write(self) -> None:
-        """As a whole, or not at all."""
+        """As a whole, or not at all. A file of another device or other versions is kept beside."""
+        if self._other is not None:
+            self.path.replace(self._other)
+            self._other = None
         data = {
             **self._head,
             "date": datetime.now(UTC).date().isoformat(),
             "goals": self.goals,
             "missing": self.missing,
-            "entries": [vars(entry) for entry in self.entries.values()],
+            "entries": [vars(entry) for entry in self.kept()],
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")

@@ -33,6 +33,7 @@ STAGES = {
     "serve": (("serve", "serving"),),
 }
 LIMIT_S = 510.0
+_PART_LIMIT_S = {"tuning": 300.0}  # so that what it changed is measured again in the same stage
 _SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
@@ -65,7 +66,8 @@ def _staged(given: argparse.Namespace, settings: PoolSettings, deadline: float) 
                 files[stage] = Results(given.output, stage, decides, noted)
             return files[stage]
 
-        outcomes[part] = PartRunner(f"benchmarks.gpu.parts.{part}", settings, deadline, _say).run(open_results)
+        until = min(deadline, time.monotonic() + _PART_LIMIT_S.get(part, given.limit))
+        outcomes[part] = PartRunner(f"benchmarks.gpu.parts.{part}", settings, until, _say).run(open_results)
         if outcomes[part].lacking:
             print(f"{part}: {outcomes[part].lacking}", flush=True)
     return _summary(given, files, outcomes, settings.log)
@@ -75,10 +77,10 @@ def _summary(given: argparse.Namespace, files: dict[str, Results], outcomes: dic
     """Print what is wrong, missing and reached; 1 if not all is well."""
     lacking = [f"{name}: {o.reached} of {o.of or '?'} jobs, {o.lacking}" for name, o in outcomes.items() if o.lacking]
     bad = 0
-    for results in files.values():
+    for stage, results in files.items():
         # Goals are for a whole run's models on a GPU.
-        measured = [] if given.rehearse or given.quick else list(results.entries.values())
-        results.missing, results.goals = lacking, goals.of(measured)
+        measured = [] if given.rehearse or given.quick else results.kept()
+        results.missing, results.goals = _missing(stage, results, outcomes), goals.of(measured)
         results.write()
         bad += sum(entry.state == "failed" or bool(entry.problems) for entry in results.entries.values())
         if results.goals:
@@ -91,6 +93,19 @@ def _summary(given: argparse.Namespace, files: dict[str, Results], outcomes: dic
         print(f"missing: {line}")
     print(f"{bad} jobs failed or found something wrong; {log} has whole tracebacks")
     return 1 if bad or lacking else 0
+
+
+def _missing(stage: str, results: Results, outcomes: dict[str, PartOutcome]) -> list[str]:
+    """What a file lacks of all its stage's jobs, whichever were chosen now."""
+    found = []
+    for name, outcome in outcomes.items():
+        if (stage, name) not in STAGES[stage]:
+            continue
+        undone = results.undone(outcome.name, outcome.jobs)
+        if undone or not outcome.jobs:
+            count = f"{undone} of {len(outcome.jobs)} jobs" if outcome.jobs else "its jobs"
+            found.append(f"{name}: {count} not done{f', {outcome.lacking}' if outcome.lacking else ''}")
+    return found
 
 
 def _say(entry: Entry) -> None:

@@ -15,8 +15,13 @@ from ..gpu.results import Entry
 from .table import markdown
 
 
+def _measured(data: dict[str, Any]) -> tuple[int, str]:
+    """How many jobs a file has, so that one of another device with few of them hides none; then its date."""
+    return sum(entry.get("state") == "done" for entry in data["entries"]), data["date"]
+
+
 class MeasuredStage:
-    """A stage's file, of the device that was measured last.
+    """A stage's file, of the device of which most was measured.
 
     Args:
         folder: where results are.
@@ -27,7 +32,7 @@ class MeasuredStage:
         self.folder = folder
         files = [json.loads(path.read_text()) for path in sorted(folder.glob(f"gpu_{stage}_*.json"))]
         whole = [each for each in files if not each.get("quick")]
-        found: dict[str, Any] | None = max(whole, key=lambda each: each["date"], default=None)
+        found: dict[str, Any] | None = max(whole, key=_measured, default=None)
         self.facts: dict[str, Any] = found or {}
         self.entries = [] if found is None else [Entry(**entry) for entry in found["entries"]]
         self.rows = MeasuredRows(self.entries)

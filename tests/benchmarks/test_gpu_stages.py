@@ -88,6 +88,31 @@ def test_a_stage_that_is_cut_says_what_it_lacks(tmp_path: Path) -> None:
     assert outcome.lacking == "out of time"
 
 
+def test_what_is_cut_while_it_is_measured_again_keeps_what_it_had(tmp_path: Path) -> None:
+    def results(**facts: Any) -> Results:
+        return Results(tmp_path, "test", FACTS | facts, {"command": "a test", "commit": ""}, lambda _: None)
+
+    first = results()
+    entry = first.begun("part", "key", {})
+    entry.rows, entry.state = [{"value": 1}, {"value": 2}], "done"
+    first.write()
+    again = results(source="another")
+    entry = again.begun("part", "key", {})
+    entry.rows.append({"value": 3})
+    again.write()
+    assert [kept.rows for kept in results(source="another").entries.values()] == [[{"value": 1}, {"value": 2}]]
+    assert not results(source="another").is_done("part", "key", {})
+    assert again.undone("part", [("key", {}), ("other", {})]) == 2
+    entry.rows, entry.state = [{"value": 3}], "done"
+    again.write()
+    assert [kept.rows for kept in results(source="another").entries.values()] == [[{"value": 3}]]
+    assert again.undone("part", [("key", {}), ("other", {})]) == 1
+    # Another torch: what there was is kept beside.
+    results(torch="another").write()
+    assert len(list(tmp_path.glob("*.old"))) == 1
+    assert not results(torch="another").entries
+
+
 def test_a_stage_that_is_stopped_leaves_no_process_and_no_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.stage", "serve", "--rehearse", "--scratch", str(tmp_path)]
     command += ["--output", str(tmp_path / "out"), "--only", "engine, tiny"]

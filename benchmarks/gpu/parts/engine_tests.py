@@ -25,7 +25,9 @@ _FILES = (
     "tests/gpu/test_gpu.py",
     "tests/gpu/test_calibration.py",
 )
-_OPTIONS = ("-q", "-p", "no:cacheprovider", "-m", "slow or not slow")
+# Small cases are a part of their own, which has come before.
+_REPEATS = "tests/gpu/test_gpu.py::test_a_case_agrees"
+_OPTIONS = ("-q", "-p", "no:cacheprovider", "-m", "slow or not slow", f"--deselect={_REPEATS}")
 
 
 def jobs(place: Place) -> list[Job]:

@@ -254,7 +254,9 @@ class Workers:
             with self._computing:
                 yield
         except BaseException as error:
-            why = "an interrupt came while they computed" if isinstance(error, KeyboardInterrupt) else "a rank has failed"
+            why = (
+                "an interrupt came while they computed" if isinstance(error, KeyboardInterrupt) else "a rank has failed"
+            )
             which = self._others.lost(_END_SECONDS if isinstance(error, RankLost) else 0.0) or why
             self._problem = f"{which}, and a model on several ranks needs all; start again"
             self._closed = True

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .finish import is_gated
-from .packing import FORMATS, ROWS, interleaved, kernel_group, pack, pack_scales
+from .packing import FORMATS, ROWS, SPAN, interleaved, kernel_group, pack, pack_scales
 from .start import Weight
 
 
@@ -79,7 +79,7 @@ def prepare(
         scale, zero, row_scale, bias = (
             None if part is None else part[order] for part in (scale, zero, row_scale, bias)
         )
-    if codes.numel() * FORMATS[form].bits // 16 >= 1 << 31:
+    if -(-rows // ROWS) * ROWS * -(-columns // SPAN) * SPAN * FORMATS[form].bits // 16 >= 1 << 31:
         raise ValueError(f"a weight of {rows} by {columns} has more words than 32-bit indices can address")
     planes = pack(codes, form)
     kind, group, words, scale_type = "none", 128, None, torch.float32

@@ -189,7 +189,7 @@ def prepare(
         ValueError: the kernel does not support it.
     """
     rows, columns = codes.shape
-    if codes.numel() >= 1 << 31:
+    if -(-rows // ROWS) * ROWS * -(-columns // ROWS) * ROWS >= 1 << 31:
         raise ValueError(f"a weight of {rows} by {columns} has more elements than 32-bit indices can address")
     if (row_scale is None) == (block_scale is None):
         raise ValueError("a weight needs scales by row or by block")

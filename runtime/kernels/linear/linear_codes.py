@@ -197,7 +197,8 @@ def launch(
     """One product, ready to run."""
     form, share = FORMATS[weight.form], SCALES[weight.kind].groups
     step = max(tile.step, form.block)
-    fold = weight.kind != "none" and (tile.fold or weight.group < 64)
+    # A small scale times a code may have few bits in float16.
+    fold = weight.kind != "none" and ((tile.fold and x.dtype != torch.float16) or weight.group < 64)
     if tile.slices > 1 and (weight.columns % (step * tile.slices) or weight.form == "sparse4"):
         raise ValueError(f"{weight.columns} columns of {weight.form} do not divide into {tile.slices} slices of {step}")
     steps = -(-weight.columns // (step * tile.slices))

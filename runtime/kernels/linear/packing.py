@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..tiles.tile import FILLED
 from .ptx import FLOAT4_PLACES
 
-ROWS = 128  # rows are filled up to this, so that no tile needs a mask
+ROWS = FILLED  # rows are filled up to this
 SPAN = 256  # and columns to this
 
 

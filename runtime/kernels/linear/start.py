@@ -129,6 +129,10 @@ def routed_product(
             f"inputs are {list(x.shape)} for a weight of {weight.columns} columns; they must be as wide, and contiguous in a row"
         )
     rows = x.shape[0] if routing is None else routing.total
+    if filled % tile.outputs:
+        raise ValueError(
+            f"{filled} outputs do not divide into tiles of {tile.outputs}: the last ones would not be written"
+        )
     row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
     tiles = row_tiles * (filled // tile.outputs)
     split = parts_allowed(tile.split, steps)

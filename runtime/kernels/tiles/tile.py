@@ -16,6 +16,8 @@ from ...heads import Heads
 from ..base.targets import Target, target_of
 from .attention_tiles import PromptTile, TokenTile, prompt_tile, token_tile
 
+FILLED = 128  # a packed weight's outputs are filled up to a multiple of this, so that no tile needs a mask
+
 SHIPPED = Path(__file__).parent / "configs"
 # Of a weight's bytes, what partial sums may move.
 _SHARE = 1 / 8
@@ -130,6 +132,10 @@ class Tiles:
         known = [entry for entry in known if divides(entry[1], shape.columns, block)]
         tile = min(known, key=lambda entry: _distance(entry[0], shape))[1]
         tile = replace(tile, step=max(tile.step, block))
+        while (
+            -(-shape.outputs // FILLED) * FILLED % tile.outputs
+        ):  # it was found for outputs that are a multiple of more
+            tile = replace(tile, outputs=tile.outputs // 2)
         while shared(tile, shape) > self.target.shared and (smaller := _smaller(tile, block)) != tile:
             tile = smaller
         if not self.target.splits:

@@ -58,11 +58,16 @@ def test_requests_and_the_prefix_cache_stay_right(tiny: Callable[..., Path], int
 
 def test_a_second_interrupt_does_not_wait() -> None:
     reached = []
-    with pytest.raises(KeyboardInterrupt), waiting_interrupts():
-        signal.raise_signal(signal.SIGINT)
-        reached.append("after the first")
-        signal.raise_signal(signal.SIGINT)
-        reached.append("after the second")
+
+    def twice_interrupted() -> None:
+        with waiting_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("after the first")
+            signal.raise_signal(signal.SIGINT)
+            reached.append("after the second")
+
+    with pytest.raises(KeyboardInterrupt):
+        twice_interrupted()
     assert reached == ["after the first"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

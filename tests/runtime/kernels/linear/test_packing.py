@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from smelt.runtime.kernels.base.kernel import problem
 from smelt.runtime.kernels.linear import codes_weight, linear_bytes, linear_codes
 from smelt.runtime.kernels.linear.linear_bytes import BytesCase
 from smelt.runtime.kernels.linear.linear_codes import CodesCase
@@ -141,3 +142,11 @@ def test_experts_must_be_alike() -> None:
 def test_every_format_has_a_case() -> None:
     used = {case.name.split()[0] for case in linear_codes.KERNEL.cases}
     assert used == set(FORMATS)
+
+
+def test_a_tile_that_would_leave_outputs_out_is_refused() -> None:
+    wide = Tile(256, 16, 64, 1, 8, 2, True)
+    with pytest.raises(ValueError, match="384 outputs do not divide into tiles of 256"):
+        problem(CodesCase("int4", 16, 384, 256, 128, tile=wide).case(), torch.device("cpu"), 0)
+    with pytest.raises(ValueError, match="384 outputs do not divide into tiles of 256"):
+        problem(BytesCase(torch.int8, 16, 384, 256, tile=wide).case(), torch.device("cpu"), 0)

@@ -34,6 +34,13 @@ def test_a_format_has_tiles_of_its_own() -> None:
     assert TILES.find("linear", "int3", replace(SHAPE, rows=512), 128) == WIDE
 
 
+@pytest.mark.parametrize(("outputs", "expected"), [(1152, 128), (896, 128), (151936, 128), (4096, 256), (300, 128)])
+def test_tiles_cover_the_outputs_that_a_weight_is_filled_up_to(outputs: int, expected: int) -> None:
+    """Qwen2.5-0.5B's shapes, by tiles that were found for 4096 outputs."""
+    wide = Tiles("", TARGETS["sm_90"], {"linear": [(SHAPE, replace(MANY, outputs=256))]})
+    assert wide.find("linear", "int4", replace(SHAPE, outputs=outputs), 64).outputs == expected
+
+
 def test_an_iteration_reads_at_least_what_is_unpacked_together_and_fits() -> None:
     found = TILES.find("linear", "int4", replace(SHAPE, rows=512, bits=3), 256)
     assert found.step == 256

@@ -89,7 +89,7 @@ if __name__ == "__main__":
     show(replace(case, tile=Tile(128, 128, 256, 2, 8, 5, True)), "sm_90")
     show(replace(case, tile=Tile(64, 128, 64, 2, 1, 3, True)), "sm_90")
     show(replace(case, tile=Tile(64, 16, 64, 2, 8, 3, False)), "sm_90")
-    show(replace(case, tile=Tile(96, 16, 64, 2, 4, 3, False)), "sm_90")
+    show(replace(case, outputs=6144, tile=Tile(96, 16, 64, 2, 4, 3, False)), "sm_90")
     print("; ".join(compile_build("", replace(KERNEL.builds[0], matrix=True), TARGETS["sm_80"]).faults))
 """
 

@@ -73,6 +73,32 @@ def test_tuned_attention_is_read_again_and_serves_its_own_kind_alone(tmp_path: P
         assert after.of_prompts(*case) == before.of_prompts(*case)
 
 
+@pytest.mark.parametrize("how", ["scaled", "not written"])
+def test_a_tile_of_attention_that_computes_something_else_is_not_taken(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All calls write to the same memory."""
+    for name, value in (("_SEQUENCES", 1), ("_CONTEXT", 64), ("_PROMPT", 32)):
+        monkeypatch.setattr(tune_attention, name, value)
+    computed = tune_attention.attend_tokens.attend_tokens
+
+    def attend(*args: Any, tile: TokenTile) -> Any:
+        if tile.warps == 8 and how == "not written":
+            return args[4]
+        out = computed(*args, tile=tile)
+        return out.mul_(-3) if tile.warps == 8 else out
+
+    monkeypatch.setattr(tune_attention.attend_tokens, "attend_tokens", attend)
+    monkeypatch.setattr(tune, "seconds", lambda calls, replays: 1.0)
+    one = AttentionTuning(Heads(2, 1, 64, 0.125, None, None), "plain", False)
+    search, said = tune._TileSearch(one, torch.device("cpu"), None), list[str]()  # pyright: ignore[reportArgumentType]
+    right, wrong = TokenTile(16, 1, 4, 1, 1), TokenTile(16, 1, 8, 1, 1)
+    assert search.take([right, wrong, replace(right, least=2)], said.append)
+    assert [taken is not None for taken in search._tried.values()] == [True, False, True]
+    assert len(said) == 1
+    assert "gives wrong results" in said[0]
+
+
 @pytest.mark.parametrize("several", [False, True], ids=["tokens", "prompts"])
 def test_attention_compiles_ahead_what_it_times(several: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """And candidates compute the same."""
