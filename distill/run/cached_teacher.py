@@ -36,11 +36,14 @@ class CachedTeacherLogits:
         windows: the text.
         count: tokens kept per position.
         vocabulary: number of tokens that student and teacher share.
+
+    Attributes:
+        vocabulary: the same.
     """
 
     def __init__(self, directory: Path, windows: WindowsFile, count: int, vocabulary: int) -> None:
         self._windows, self._count = windows, min(count, vocabulary)
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._ids = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.int32)
         self._directory = directory
         self._paths = directory / "teacher-ids.bin", directory / "teacher-logs.bin"
@@ -105,7 +108,7 @@ class CachedTeacherLogits:
         found = []
         for rows in hidden.split(rows_at_once(head.weight.shape[0])):
             logits = teacher.split.logits(rows.unsqueeze(0), head.weight, head.bias)[0]
-            found.append(most_likely(logits[:, : self._vocabulary], self._count, temperature))
+            found.append(most_likely(logits[:, : self.vocabulary], self._count, temperature))
         places, kept = (torch.cat(each).cpu() for each in zip(*found, strict=True))
         if not kept.isfinite().all():
             raise SmeltError("the teacher's predictions are not finite; download it again")

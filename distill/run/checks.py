@@ -11,7 +11,8 @@ import torch
 from ...models.directory.find import find_model
 from ...models.steps.step import StepTraining
 from ...models.structure.open_model import OpenModel
-from ...system.errors import Problem, SmeltError
+from ...runtime.decoder.architectures import spec_of
+from ...system.errors import Problem, RuntimeProblem, SmeltError
 from ..settings import Training
 from ..training.sharded import adds_up_unused
 from .training_text import shortage
@@ -36,6 +37,8 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
             problems.append(Problem(f"{where}.data", short))
     except SmeltError as error:
         problems.append(Problem(f"{where}.data", str(error)))
+    if settings.data.writer == "student" or (settings.data.writer == "teacher" and settings.learns_from_original):
+        problems += _writer_problems(model, "the model", where)
     if settings.attention:
         problems += _attention_problems(model, "the model", where)
     if settings.stored_at is not None:
@@ -49,6 +52,8 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
             teacher = named_teacher(settings, model)
             if settings.attention:
                 problems += _attention_problems(teacher, "the teacher", where)
+            if settings.data.writer == "teacher":
+                problems += _writer_problems(teacher, "the teacher", where)
             reach = teacher.context()
             if reach and settings.length > reach:
                 what = f"{settings.length} tokens exceed the teacher's context length of {reach}"
@@ -58,6 +63,17 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
         except SmeltError as error:
             problems.append(Problem(f"{where}.teacher", str(error)))
     return problems
+
+
+def _writer_problems(model: OpenModel, who: str, where: str) -> list[Problem]:
+    """Whether the runtime can serve the model that writes the text; found before any step has run."""
+    try:
+        spec_of(model.config)
+    except RuntimeProblem as problem:
+        return [
+            Problem(f"{where}.data.writer", f"the runtime cannot generate text with {who} ({problem}); train on a text")
+        ]
+    return []
 
 
 def _attention_problems(model: OpenModel, who: str, where: str) -> list[Problem]:

@@ -19,6 +19,9 @@ from ...system.hardware.device import give_back
 _MOST_TOGETHER = 64
 
 
+_NEVER = -1e6  # added to a logit
+
+
 class Writer:
     """Continues prompts on the engine, with the weights last loaded.
 
@@ -28,6 +31,7 @@ class Writer:
         device: where.
         length: tokens per window, including the prompt.
         together: windows that are generated at once.
+        vocabulary: how many tokens it may write, the first ones; those that only this model's table has are of no use to others.
         trust_remote_code: run the model's own Python.
     """
 
@@ -38,6 +42,7 @@ class Writer:
         device: torch.device,
         length: int,
         together: int,
+        vocabulary: int,
         *,
         trust_remote_code: bool = False,
     ) -> None:
@@ -55,6 +60,8 @@ class Writer:
                 quiet=True,
             )
             self._engine = Engine(directory, config)
+            beyond = range(vocabulary, self._engine.model.spec.vocabulary)
+            self._bias = dict.fromkeys(beyond, _NEVER)
         except RuntimeProblem as problem:
             raise SmeltError(
                 f"{directory}: the runtime cannot generate text with it ({problem}); train on a text"
@@ -81,7 +88,13 @@ class Writer:
         """
         count = self._length - prompts.shape[1]
         params = [
-            SamplingParams(max_tokens=count, temperature=temperature, ignore_eos=True, seed=(seed * 65_537 + i) % 2**63)
+            SamplingParams(
+                max_tokens=count,
+                temperature=temperature,
+                ignore_eos=True,
+                seed=(seed * 65_537 + i) % 2**63,
+                logit_bias=self._bias,
+            )
             for i in range(first, first + len(prompts))
         ]
         outputs = self._engine.generate(prompts.tolist(), params)

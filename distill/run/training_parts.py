@@ -97,7 +97,7 @@ def windows_of(
             f"{text.label}: the tokenizer produces token id {windows.largest}, but the model has only {vocabulary} tokens;"
             " the tokenizer belongs to another model"
         )
-    return by_the_first(place, lambda: _as_written(settings, windows, teacher, place))
+    return by_the_first(place, lambda: _as_written(settings, windows, vocabulary, teacher, place))
 
 
 def watch_of(
@@ -161,7 +161,7 @@ def held_out_of(windows: WindowsFile, device: torch.device, spread: Sharding) ->
 
 
 def _as_written(
-    settings: Training, windows: WindowsFile, teacher: OpenModel | None, place: TrainingPlace
+    settings: Training, windows: WindowsFile, vocabulary: int, teacher: OpenModel | None, place: TrainingPlace
 ) -> WindowsFile:
     """The windows with the teacher's text, if the teacher generates it."""
     if settings.data.writer != "teacher" or teacher is None:
@@ -170,7 +170,8 @@ def _as_written(
 
     def writer() -> Writer:
         trust = directory.trust_remote_code
-        made = Writer(directory.path, place.dtype, place.device, settings.length, 32, trust_remote_code=trust)
+        shared = min(vocabulary, teacher.vocabulary())
+        made = Writer(directory.path, place.dtype, place.device, settings.length, 32, shared, trust_remote_code=trust)
         if teacher.weights is not teacher.stored:  # an adapter is merged on reading
             whole = WholeModel(again(teacher), place.dtype, place.device)
             made.take_weights(whole.module.config, whole.tensor_names, whole.tensor)

@@ -124,7 +124,7 @@ def _train(
     log = TrainingLog(place.log, place.name, settings.steps) if spread.rank == 0 else None
     samples = _Samples(student, stage, tokenizer, kept, settings.steps, place)
     store = Snapshots(place.journal, spread, samples.written)
-    batch_at = _batches(settings, windows, student, place, spread, stage)
+    batch_at = _batches(settings, windows, student, teacher, place, spread, stage)
     watch = watch_of(settings, place, log, samples.after)
     trainer = Trainer(learner, optimizer, batch_at, trainer_settings(settings), store, watch, spread)
     if store.is_new:
@@ -167,6 +167,7 @@ def _batches(
     settings: Training,
     windows: WindowsFile,
     student: WholeModel,
+    teacher: OpenModel | None,
     place: TrainingPlace,
     spread: Sharding,
     stage: ShardedModule,
@@ -182,6 +183,7 @@ def _batches(
             place.device,
             settings.length,
             settings.batch,
+            student.vocabulary if teacher is None else min(student.vocabulary, teacher.vocabulary()),
             trust_remote_code=directory.trust_remote_code,
         )
         on_policy = OnPolicy(student, writer, settings.data, place.seed, lambda: spread.whole(stage))
@@ -219,7 +221,7 @@ def _teacher(
             places, kept = found(numbers)
             return places.to(device), kept.to(device)
 
-        return StoredTeacher(settings.loss.method, find, settings.temperature, functions)
+        return StoredTeacher(settings.loss.method, find, settings.temperature, cached.vocabulary, functions)
     if reading is None:
         return None
     comparison = Comparison(settings.loss.method, settings.loss.settled(), settings.temperature, functions_for(device))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +42,13 @@ def written_by(
     """
     begun = path.with_name(path.name + ".partial")
     if not path.exists():
-        done = begun.stat().st_size // windows.nbytes if begun.exists() else 0
+        done = min(begun.stat().st_size // windows.nbytes if begun.exists() else 0, windows.count)
+        if done < windows.count:
+            done -= done % _TOGETHER  # the same groups, and so the same seeds, as without an interruption
         try:
-            with begun.open("ab") as file:
+            with begun.open("ab") as file, ExitStack() as stack:
                 file.truncate(done * windows.nbytes)
-                teacher = writer() if done < windows.count else None
+                teacher = stack.enter_context(closing(writer())) if done < windows.count else None
                 for start in progress.track(range(done, windows.count, _TOGETHER), "the teacher generates text"):
                     assert teacher is not None
                     numbers = torch.arange(start, min(start + _TOGETHER, windows.count))

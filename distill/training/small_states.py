@@ -10,7 +10,7 @@ from torch import Tensor
 
 # Elements that share a scale.
 _BLOCK = 256
-# Second moments are stored as sixteenths of powers of two below the block's largest.
+# Second moments are stored as eighths of powers of two below the block's largest.
 _PER_OCTAVE = 8.0
 
 
@@ -106,9 +106,8 @@ def _even(codes: Tensor, scale: Tensor, shape: torch.Size) -> Tensor:
 def _to_uneven(numbers: Tensor) -> tuple[Tensor, Tensor]:
     blocks = _blocks(numbers)
     scale = blocks.amax(1, keepdim=True).clamp_min(torch.finfo(blocks.dtype).tiny)
-    # Rounded up, so that no step becomes larger; 255 means zero.
-    # Slightly larger, so that values that were rounded before are unchanged.
-    octaves = (-(blocks / scale).log2_() * _PER_OCTAVE + 1e-3).floor_().clamp_(0, 254)
+    # To the nearest: rounded up, a moment that shrinks by less than one of the codes at each step would never shrink. 255 means zero.
+    octaves = (-(blocks / scale).log2_() * _PER_OCTAVE).round_().clamp_(0, 254)
     return torch.where(blocks == 0, 255.0, octaves).to(torch.uint8), scale
 
 

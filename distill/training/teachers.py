@@ -90,6 +90,7 @@ class StoredTeacher:
         loss: a name of :data:`LOSSES` that top tokens suffice for.
         find: returns ids and log-probabilities ``[windows, length, k]`` for windows by their numbers.
         temperature: at which they were stored.
+        vocabulary: how many tokens student and teacher share; those that only the student has are ignored.
         functions: compare the student with them.
     """
 
@@ -98,14 +99,21 @@ class StoredTeacher:
         loss: str,
         find: Callable[[Tensor], tuple[Tensor, Tensor]],
         temperature: float,
+        vocabulary: int,
         functions: LossFunctions = TORCH,
     ) -> None:
         self._loss, self._find, self._temperature, self._functions = loss, find, temperature, functions
+        self._vocabulary = vocabulary
 
     def read(self, batch: TrainingBatch) -> Compared:
         """Look a batch up."""
         assert batch.windows is not None
         places, kept = (each.flatten(0, 1) for each in self._find(batch.windows))
-        return lambda student, rows: self._functions.of_top(
-            self._loss, student, places[rows], kept[rows], self._temperature
-        )
+
+        def compared(student: Tensor, rows: slice) -> LossAndGradient:
+            shared = student[:, : self._vocabulary]
+            value, gradient = self._functions.of_top(self._loss, shared, places[rows], kept[rows], self._temperature)
+            beyond = student.shape[-1] - shared.shape[-1]
+            return value, functional.pad(gradient, (0, beyond)) if beyond else gradient
+
+        return compared

@@ -133,7 +133,7 @@ def feed_forward(model: OpenModel, *, alike: bool = True) -> Axis:
             axis = Axis("feed-forward channels", width, multiple, {name: 1}, {})
             if alike:
                 _check_alike(model, axis)
-            return replace(axis, readers=_grouped(model, axis, _LESS))
+            return _without_norms(model, replace(axis, readers=_grouped(model, axis, _LESS)))
         except _NothingReadsError as error:  # a field that this architecture only inherits
             refused = refused or error
     raise refused or SmeltError(
@@ -171,7 +171,20 @@ def heads(model: OpenModel) -> Axis:
     size = getattr(config, "head_dim", None) or model.skeleton.hidden_size // queries
     axis = Axis("groups of attention heads", groups, 1, fields, {}, {"head_dim": size})
     _check_alike(model, axis)
-    return replace(axis, readers=_grouped(model, axis, _possible_loss(model, axis)))
+    return _without_norms(model, replace(axis, readers=_grouped(model, axis, _possible_loss(model, axis))))
+
+
+def _without_norms(model: OpenModel, axis: Axis) -> Axis:
+    """The axis, unless a norm takes its units together: what is left of them would be scaled otherwise."""
+    for spans in axis.readers.values():
+        for name in spans:
+            module, _, kind = name.rpartition(".")
+            if kind == "weight" and model.skeleton.model.get_parameter(name).dim() == 1:
+                raise SmeltError(
+                    f"{_kind(model)}: {module} norms {axis.noun} together, so that without some of them it would scale the others"
+                    " otherwise; prune other structures"
+                )
+    return axis
 
 
 def hidden(model: OpenModel) -> Axis:

@@ -18,9 +18,14 @@ from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.pipeline.plan import Plan
 from smelt.compress.recipe.file import read_document
+from smelt.distill.losses.probabilities import most_likely
 from smelt.distill.run.cached_teacher import CachedTeacherLogits
+from smelt.distill.run.training_text import training_windows
+from smelt.distill.run.written_text import written_by
+from smelt.distill.settings import TrainingText
 from smelt.distill.training.batches import TrainingBatch
 from smelt.distill.training.objective import Distilling
+from smelt.distill.training.teachers import StoredTeacher
 from smelt.system.hardware.resources import compute_dtype
 from smelt.system.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -362,6 +367,58 @@ def test_vocabularies_may_be_padded_differently(
     run(recipe, progress=False)
     losses = [point["loss"] for point in _training(Path(recipe.output))["curve"]]
     assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("writer", ["student", "teacher"])
+def test_who_writes_has_no_tokens_that_the_other_lacks(
+    writer: str, distilled: Make, tiny: Callable[..., Path], few_words: str
+) -> None:
+    """Hot enough that tokens of the padding, a third of all, would come at once."""
+    large, small = tiny(vocab_size=6144), tiny(vocab_size=4128)
+    student, teacher = (large, small) if writer == "student" else (small, large)
+    data = {"source": few_words, "writer": writer, "prompt": 8, "temperature": 2.0}
+    run(distilled(student, teacher=str(teacher), data=data, tokens=4 * 4 * 32), progress=False)
+
+
+def test_stored_logits_ignore_tokens_that_only_the_student_has() -> None:
+    """A student that agrees on all others has nothing to learn, as beside a teacher that runs."""
+    torch.manual_seed(0)
+    logits = torch.randn(1, 6, 100)
+    student = torch.cat((logits, torch.randn(1, 6, 28)), dim=-1)[0]
+    batch = TrainingBatch(torch.zeros(1, 6, dtype=torch.int64), windows=torch.tensor([0]))
+    places, kept = most_likely(logits[0], 100, 1.0)
+    stored = StoredTeacher("forward_kl", lambda _: (places.unsqueeze(0), kept.unsqueeze(0)), 1.0, 100)
+    value, gradient = stored.read(batch)(student, slice(0, 6))
+    assert gradient.shape == student.shape
+    assert value.abs().max() < 1e-5
+    assert gradient.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("left", [0, 45, 70, 86])
+def test_text_that_is_written_again_is_what_it_would_have_been(left: int, tmp_path: Path) -> None:
+    """Whatever was in the file when it was killed, also held-out windows: these never become training windows."""
+    tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
+    settings = TrainingText(source="builtin", writer="teacher", prompt=4)
+    windows = training_windows(settings.text(), tokenizer, 16, 70, tmp_path / "text.bin", Progress(False))
+
+    class Fake:
+        def continued(self, prompts: torch.Tensor, temperature: float, seed: int) -> torch.Tensor:
+            generator = torch.Generator().manual_seed(seed)
+            more = torch.randint(100, (len(prompts), 16 - prompts.shape[1]), generator=generator)
+            return torch.cat((prompts, more), dim=1)
+
+        def close(self) -> None:
+            closed.append(True)
+
+    def written(path: Path) -> bytes:
+        written_by(Fake, settings, windows, path, 1, Progress(False))  # type: ignore[arg-type]
+        return path.read_bytes()
+
+    closed: list[bool] = []
+    expected = written(tmp_path / "whole.bin")
+    assert closed == [True]
+    (tmp_path / "again.bin.partial").write_bytes(expected[: left * windows.nbytes])
+    assert written(tmp_path / "again.bin") == expected
 
 
 def test_a_teacher_of_fewer_blocks_and_a_short_context(

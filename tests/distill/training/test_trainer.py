@@ -176,6 +176,23 @@ def test_moments_in_eight_bits_lead_to_nearly_the_same_place() -> None:
     assert found[True] < max(0.02, 2 * found[False])
 
 
+def test_second_moments_in_eight_bits_shrink_with_the_gradient() -> None:
+    """As torch's do, though each step shrinks them by less than the next code; a neighbour in the block keeps its scale."""
+    weights = [torch.zeros(2, requires_grad=True) for _ in range(2)]
+    settings: Any = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8}
+    ours = SmallStatesAdamW([{"params": [weights[0]]}], **settings)
+    theirs = torch.optim.AdamW([weights[1]], weight_decay=0.0, **settings)
+    for step in range(200):
+        for weight in weights:
+            weight.grad = torch.tensor([1.0, 1.0 if step < 20 else 0.01])
+        ours.step()
+        theirs.step()
+    expected = theirs.state[weights[1]]["exp_avg_sq"].sqrt()
+    found = ours.moments(weights[0], plain=True)["exp_avg_sq"].sqrt().flatten()[:2]
+    assert torch.allclose(found, expected, rtol=0.1)
+    assert torch.allclose(weights[0], weights[1], rtol=0.1)
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"average": 0.9, "parts": 2}, {"spike": 1.05}, {"average": 0.9, "small_states": True}]
 )

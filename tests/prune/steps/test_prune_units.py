@@ -67,6 +67,12 @@ def _gone(whole: dict[str, Tensor], narrow: dict[str, Tensor], structure: str) -
     return found
 
 
+def test_units_that_a_norm_takes_together_are_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """What is left of them would be divided by the mean of fewer."""
+    plan = Plan.make(recipe_of(tiny("olmo2"), tmp_path / "out", _prune(structure="heads")))
+    assert any("norms groups of attention heads together" in str(problem) for problem in plan.problems)
+
+
 @pytest.mark.few(8)
 @pytest.mark.parametrize("structure", ["ffn", "heads"])
 @pytest.mark.parametrize("architecture", list(CONFIGS))
