@@ -12,13 +12,15 @@ from torch import Tensor
 _BLOCK = 256
 # Second moments are stored as eighths of powers of two below the block's largest.
 _PER_OCTAVE = 8.0
+_SAFE = 2e-3  # what was a code before is that code again, whatever the division's last bits
 
 
 class SmallStatesAdamW(torch.optim.Optimizer):
     """AdamW with 8-bit moments: a quarter of the memory, for models whose moments would not fit.
 
     First moments are rounded to 255 even steps of each block; second moments to powers of two and eighths between them,
-    since they span many magnitudes, and one rounded to zero would make its weight jump.
+    since they span many magnitudes, and one rounded to zero would make its weight jump. Both are rounded up as often as is right
+    in the mean, the same way whenever a training is repeated.
     """
 
     def __init__(self, groups: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
@@ -45,7 +47,7 @@ class SmallStatesAdamW(torch.optim.Optimizer):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 scale = (square / (1 - second**count)).sqrt_().add_(group["eps"])
                 parameter.addcdiv_(average, scale, value=-group["lr"] / (1 - first**count))
-                state |= _small(average, square)
+                state |= _small(average, square, count)
 
     def moments(self, parameter: Tensor, *, plain: bool) -> dict[str, Tensor]:
         """The moments of a parameter; ``plain`` in float32, so that they can be split anywhere, not only at blocks."""
@@ -80,8 +82,16 @@ def _plain(state: dict[str, Tensor], shape: torch.Size) -> tuple[Tensor, Tensor]
     return average, _uneven(state["square"], state["square_scale"], shape)
 
 
-def _small(average: Tensor, square: Tensor) -> dict[str, Tensor]:
-    return dict(zip(_SMALL, (*_to_even(average), *_to_uneven(square)), strict=True))
+def _small(average: Tensor, square: Tensor, step: float = 0.0) -> dict[str, Tensor]:
+    """Rounded up or down so that it is right in the mean over steps: to the nearest, what changes by less than half a code never would.
+
+    What was rounded before is unchanged.
+    """
+    places = torch.arange(_BLOCK, dtype=torch.float64)
+    # Multiples of the golden ratio and its like are spread evenly, in time and over a block.
+    bias = ((step * 0.6180339887498949 + places * 0.7548776662466927) % 1).clamp(_SAFE, 1 - _SAFE).float()
+    bias = bias.to(average.device)
+    return dict(zip(_SMALL, (*_to_even(average, bias), *_to_uneven(square, bias)), strict=True))
 
 
 def _blocks(numbers: Tensor) -> Tensor:
@@ -93,21 +103,22 @@ def _whole(blocks: Tensor, shape: torch.Size) -> Tensor:
     return blocks.view(-1)[: shape.numel()].view(shape)
 
 
-def _to_even(numbers: Tensor) -> tuple[Tensor, Tensor]:
+def _to_even(numbers: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     blocks = _blocks(numbers)
     scale = blocks.abs().amax(1, keepdim=True) / 127
-    return (blocks / scale.clamp_min(torch.finfo(scale.dtype).tiny)).round_().to(torch.int8), scale
+    codes = (blocks / scale.clamp_min(torch.finfo(scale.dtype).tiny)).add_(bias).floor_()
+    return codes.clamp_(-127, 127).to(torch.int8), scale
 
 
 def _even(codes: Tensor, scale: Tensor, shape: torch.Size) -> Tensor:
     return _whole(codes * scale, shape)
 
 
-def _to_uneven(numbers: Tensor) -> tuple[Tensor, Tensor]:
+def _to_uneven(numbers: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     blocks = _blocks(numbers)
     scale = blocks.amax(1, keepdim=True).clamp_min(torch.finfo(blocks.dtype).tiny)
-    # To the nearest: rounded up, a moment that shrinks by less than one of the codes at each step would never shrink. 255 means zero.
-    octaves = (-(blocks / scale).log2_() * _PER_OCTAVE).round_().clamp_(0, 254)
+    # 255 means zero.
+    octaves = (-(blocks / scale).log2_() * _PER_OCTAVE).add_(bias).floor_().clamp_(0, 254)
     return torch.where(blocks == 0, 255.0, octaves).to(torch.uint8), scale
 
 

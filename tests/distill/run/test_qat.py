@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.evaluation.scoring.runtime_reader import RuntimeReader
 from smelt.compress.pipeline.plan import Plan
+from smelt.compress.reporting.report_files import load
 from smelt.compress.steps import train_quantized
 from smelt.distill.run.student import WholeModel
 from smelt.runtime import EngineConfig
@@ -169,3 +170,21 @@ def test_what_cannot_be_trained_is_reported_before_any_work(trained: Make, tiny:
         with pytest.raises(SmeltError):
             run(recipe, progress=False)
         assert not Path(recipe.output).exists()
+
+
+@pytest.mark.slow
+def test_the_first_steps_do_not_undo_what_gptq_chose(trained: Make, tmp_path: Path) -> None:
+    """Its codes are seldom the nearest: weights must not start where any step brings them back."""
+    recipe = trained(
+        "builtin:smelt-6m",
+        {"tokens": 4 * 8 * 128, "length": 128, "batch": 8, "learning_rate": 1e-4},
+        scheme="W4A16",
+        group_size=64,
+        rounding="gptq",
+    )
+    calibrate = recipe.calibrate.model_copy(update={"samples": 64, "length": 128})
+    run(recipe.model_copy(update={"calibrate": calibrate}), progress=False)
+    curve = load(tmp_path / "out" / "report.json").models[-1].training[0].curve
+    held_out = [point.held_out["teacher"] for point in curve if point.held_out]
+    assert len(held_out) > 2
+    assert max(held_out[1:]) < 1.5 * held_out[0]
