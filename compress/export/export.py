@@ -172,7 +172,8 @@ def _record(original: ModelDirectory, result: Exported) -> dict[str, Any]:
         raise SmeltError(
             f"{original.path / RECORD}: cannot be understood; the checkpoint was changed after it was made"
         ) from None
-    made.pop("reload", None)  # it described other files
+    for about_other_files in ("reload", "claims"):
+        made.pop(about_other_files, None)
     facts = {key: value for key, value in result.as_data().items() if key != "path"}
     made.pop("export", None)  # the last command comes last
     return {**made, "export": {**facts, "of": original.name}}

@@ -105,8 +105,15 @@ def _two_factors(values: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor,
     av, bv = (first * values).sum((1, 2)), (second * values).sum((1, 2))
     determinant = aa * bb - ab * ab
     solvable = determinant > 1e-6 * aa * bb
-    a = torch.where(solvable, _ratio(av * bb - bv * ab, determinant), torch.zeros_like(av))
-    b = torch.where(solvable, _ratio(bv * aa - av * ab, determinant), _ratio(bv, bb))
+    # Otherwise the one that explains more, alone; where all of a block's parts begin at zero, it is the first.
+    first_alone = av.square() * bb > bv.square() * aa
+    first_alone |= bb == 0
+    a = torch.where(
+        solvable, _ratio(av * bb - bv * ab, determinant), torch.where(first_alone, _ratio(av, aa), torch.zeros_like(av))
+    )
+    b = torch.where(
+        solvable, _ratio(bv * aa - av * ab, determinant), torch.where(first_alone, torch.zeros_like(bv), _ratio(bv, bb))
+    )
     return a, b
 
 

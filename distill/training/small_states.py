@@ -63,14 +63,15 @@ class SmallStatesAdamW(torch.optim.Optimizer):
         if step is None:
             return
         plain = [read(key, rows) for key in ("exp_avg", "exp_avg_sq")]
-        if plain[0] is not None and plain[1] is not None:
-            kept = _small(*(each.to(parameter.device) for each in plain if each is not None))
+        average, square = plain
+        if average is not None and square is not None:
+            kept = _small(average.to(parameter.device), square.to(parameter.device))
         else:
             stored = {key: read(key, None) for key in _SMALL}
             kept = {key: each.to(parameter.device, copy=True) for key, each in stored.items() if each is not None}
             if rows is not None:
-                whole = _plain(kept, torch.Size((rows.total, *parameter.shape[1:])))
-                kept = _small(*(each[rows.start : rows.stop] for each in whole))
+                average, square = _plain(kept, torch.Size((rows.total, *parameter.shape[1:])))
+                kept = _small(average[rows.start : rows.stop], square[rows.start : rows.stop])
         self.state[parameter] = {"step": step.clone(), **kept}
 
 

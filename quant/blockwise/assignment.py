@@ -83,9 +83,13 @@ class Assignment:
         }
 
     def with_fixed_scheme(self, model: OpenModel) -> set[str]:
-        """The linears to which an override assigns a scheme."""
-        own = [override.targets for override in self._settings.overrides if override.scheme is not None]
-        return {name for name in self.of(model) if any(named(model.linears[name], each, model) for each in own)}
+        """The linears whose override, the last one that matches, assigns a scheme."""
+        found = set()
+        for name in self.of(model):
+            matching = [each for each in self._settings.overrides if named(model.linears[name], each.targets, model)]
+            if matching and matching[-1].scheme is not None:
+                found.add(name)
+        return found
 
     def problems(self, model: OpenModel) -> list[Problem]:
         """Everything that prevents these settings for this model."""
@@ -135,6 +139,9 @@ class Assignment:
             problems.append(Problem(f"{self._where}.overrides", why))
         guard = self._settings.guard
         if guard is not None and guard.otherwise == "fallback":
+            if together:
+                why = "a rounding that learns whole blocks does not round single layers again; set guard.otherwise to warn or fail"
+                problems.append(Problem(f"{self._where}.guard.otherwise", why))
             if guard.fallback not in NESTED and any(t.method is METHODS["nested"] for t in chosen.values()):
                 why = f"rounding nested is for scheme W4in8 or W8A16, not for {guard.fallback}; use W8A16, or another rounding"
                 problems.append(Problem(f"{self._where}.guard.fallback", why))

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from ...system.errors import SmeltError
+
 # HiGHS accepts an objective within 1e-6 of the best bound as optimal, so losses are scaled up.
 _LARGEST_OBJECTIVE = 1e8
 
@@ -37,7 +39,12 @@ def best_choice(losses: Sequence[Sequence[float]], costs: Sequence[Sequence[int]
     owner = np.repeat(np.arange(len(costs)), [len(unit) for unit in costs])
     weights = np.array([cost // step for unit in extra for cost in unit], dtype=float)
     objective = np.array([loss - min(unit) for unit in losses for loss in unit])
-    objective *= _LARGEST_OBJECTIVE / max(objective.max(), np.finfo(float).tiny)
+    if not np.isfinite(objective).all():
+        raise SmeltError(
+            "scheme auto: the losses that were measured are not finite; the model or its calibration text is broken"
+        )
+    if objective.max() > 0:
+        objective *= _LARGEST_OBJECTIVE / objective.max()
     one_each = (np.arange(len(costs))[:, None] == owner[None, :]).astype(float)
     allowed = left // step
     while True:

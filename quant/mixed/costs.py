@@ -33,9 +33,19 @@ def header_bytes(model: OpenModel, names: list[str], scheme: Scheme | None) -> i
     for name in names:
         facts = model.linears[name]
         shape = len(str(facts.rows)) + len(str(facts.columns))
-        suffixes = ("",) if scheme is None else _SUFFIXES if scheme.format == "pack-quantized" else _MORE_SUFFIXES
+        suffixes = ("",) if scheme is None else _suffixes(scheme)
         total += sum(len(facts.key) + len(suffix) + _ENTRY + shape + 2 * digits for suffix in suffixes)
     return total
+
+
+def _suffixes(scheme: Scheme) -> tuple[str, ...]:
+    """As long as what is added to a weight's name, for each of its tensors."""
+    found = _SUFFIXES if scheme.format == "pack-quantized" else _MORE_SUFFIXES
+    if not scheme.args.symmetric and "_zero_point" not in found:
+        found += ("_zero_point",)
+    if scheme.activations is not None and not scheme.activations.dynamic:
+        found += ("_scale", "_zero_point")  # of the inputs
+    return found
 
 
 def other_header_bytes(model: OpenModel, linears: list[str]) -> int:

@@ -27,7 +27,8 @@ def hqq(
 
     Each iteration rounds, splits the error with the generalised soft threshold, and solves for the
     free parameter in closed form. That parameter is the zero-point for an asymmetric format, as
-    published; a symmetric format has none, so there it is the scale, ``<q, W - e> / <q, q>``, of either sign.
+    published, and then the scale, since zero-points are stored as integers; a symmetric format has no zero-point, so there it is the
+    scale alone, ``<q, W - e> / <q, q>``, of either sign.
     Formats whose scales are not free real numbers (fp8 blocks, NVFP4, MXFP4) are rounded to nearest.
 
     Args:
@@ -50,8 +51,16 @@ def hqq(
         fitted = Grid.of_scale(args, scale, None, weight.shape, grid.width)
     else:
         assert grid.zero is not None
-        zero = _fit_zero(groups, grid.step.unsqueeze(-1), grid.zero.unsqueeze(-1), args, options).squeeze(-1)
-        fitted = Grid.of_scale(args, grid.scale, round_codes(zero, args), weight.shape, grid.width)
+        step = grid.step.unsqueeze(-1)
+        zero = round_codes(_fit_zero(groups, step, grid.zero.unsqueeze(-1), args, options), args)
+
+        def error_of(candidate: Tensor) -> tuple[Tensor, Tensor]:
+            codes = round_codes(groups / candidate + zero, args) - zero
+            return codes, groups - codes * candidate
+
+        # A zero-point that is stored as an integer seldom changes; the scale can.
+        scale = _descend(step, error_of, groups, options)[0].squeeze(-1).to(grid.scale.dtype)
+        fitted = Grid.of_scale(args, scale, zero.squeeze(-1), weight.shape, grid.width)
     return QuantizedWeight(fitted.round(weight.float()), fitted)
 
 

@@ -48,6 +48,7 @@ def learn_rotation(
         float64, orthogonal up to float64's rounding.
     """
     size = len(start)
+    rows = rows[rows.abs().amax(-1) > 0]  # a row of zeros, such as a padding token's, has no peak, and no gradient
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(rows), generator=generator)
     apart = min(len(rows) // _JUDGING_SHARE, _MOST_JUDGES)

@@ -6,8 +6,9 @@ import asyncio
 import copy
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,9 +91,11 @@ class ServedModel:
         """A text's tokens.
 
         Raises:
-            ApiError: the checkpoint has no tokenizer.
+            ApiError: the checkpoint has no tokenizer, or the text is none, or longer than the model's positions can hold.
         """
-        return list(self._needed_tokenizer()(text, add_special_tokens=add_special_tokens).input_ids)
+        tokenizer = self._needed_tokenizer()
+        self._check_texts([text])
+        return list(tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of tokens.
@@ -127,6 +130,7 @@ class ServedModel:
                 f"The model {self.name!r} has no chat template; use /v1/completions, or a model with one.",
                 param="model",
             )
+        self._check_texts(_strings(turns))
         try:
             return conversation_tokens(tokenizer, turns, **options)
         except SmeltError as problem:
@@ -175,7 +179,42 @@ class ServedModel:
         except SmeltError as problem:
             raise refused(problem) from None
 
+    def _check_texts(self, texts: Iterable[str]) -> None:
+        """Refuse what is no text, and what is too long before it is tokenized, for which all others would wait."""
+        length = 0
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise ApiError(
+                    400, "The text has half of a surrogate pair, which is no character; send valid Unicode."
+                ) from None
+            length += len(text)
+        if length > self.longest * self._longest_token:
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {self.longest} tokens, and the prompt has {length} characters, more than these can"
+                " hold; shorten the prompt.",
+                code="context_length_exceeded",
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters of the longest one, at most."""
+        return max(map(len, self._needed_tokenizer().get_vocab()))
+
     def _needed_tokenizer(self) -> Any:
         if self.tokenizer is None:
             raise ApiError(400, f"The model {self.name!r} has no tokenizer; give prompts as token ids.", param="prompt")
         return self.tokenizer
+
+
+def _strings(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict):
+        for value in data.values():
+            yield from _strings(value)
+    elif isinstance(data, (list, tuple)):
+        for value in data:
+            yield from _strings(value)

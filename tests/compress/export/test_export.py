@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.cli import app
 from smelt.compress.export import export
+from smelt.compress.verification.claims import Claims
 from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -402,3 +403,19 @@ def test_only_what_smelt_wrote_is_replaced_by_a_gguf_file(coded: Callable[..., C
         export(source, "gguf", target)
     export(source, "gguf", target, fresh=True)
     assert target.read_bytes() == first
+
+
+def test_an_export_claims_nothing_of_the_original(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Its files are others."""
+    recipe = Recipe.model_validate(
+        {
+            "model": str(tiny(num_hidden_layers=2)),
+            "output": str(tmp_path / "run"),
+            "evaluate": False,
+            "calibrate": {"samples": 4, "length": 16},
+            "steps": [{"quantize": {"scheme": "W4A16", "group_size": 32, "rounding": "nearest"}}],
+        }
+    )
+    export(str(run(recipe, progress=False).checkpoint), "dense", tmp_path / "dense", progress=False)
+    with pytest.raises(SmeltError, match="claims nothing"):
+        Claims.read(tmp_path / "dense")

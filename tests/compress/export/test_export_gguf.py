@@ -182,6 +182,16 @@ def test_the_k_types_are_near_the_bound_of_scales_that_cost_nothing() -> None:
     assert error("Q6_K") < error("Q5_0") < error("Q4_K") < error("Q4_0")
 
 
+@pytest.mark.parametrize("name", ["Q4_K", "Q2_K"])
+def test_blocks_without_negative_weights_are_not_lost(name: str) -> None:
+    """As a constant block, and most of a pruned weight's: all parts begin at zero, and there is nothing to share among minima."""
+    layout = BY_NAME[name]
+    sparse = torch.randn(400, 256, generator=GENERATOR) * (torch.rand(400, 256, generator=GENERATOR) < 0.02)
+    for values in (torch.full((1, 256), 0.03), sparse[sparse.abs().amax(1) > 0]):
+        found = rounded(values.view(-1, layout.size), layout).values().view(len(values), 256)
+        assert ((found - values).square().sum(1) < 0.5 * values.square().sum(1)).all()
+
+
 @pytest.mark.parametrize(
     ("scheme", "expected"),
     [("W4A16", "Q4_0"), ("W8A16", "Q8_0"), ("W2A16", "Q4_0"), ("NVFP4A16", "NVFP4"), ("MXFP4A16", "MXFP4")],

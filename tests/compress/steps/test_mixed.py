@@ -84,6 +84,21 @@ def test_the_choice_is_the_best_of_all() -> None:
         assert sum(cost[i] for cost, i in zip(costs, found, strict=True)) <= budget
         assert sum(loss[i] for loss, i in zip(losses, found, strict=True)) == pytest.approx(min(allowed), rel=1e-9)
     assert best_choice([[1.0, 0.5]], [[5, 9]], 4) is None
+    assert best_choice([[0.3], [0.2]], [[1], [1]], 3) == [0, 0]
+    assert best_choice([[0.0, 0.0]], [[1, 2]], 3) in ([0], [1])
+    with pytest.raises(SmeltError, match="not finite"):
+        best_choice([[float("nan"), 0.2]], [[1, 2]], 3)
+
+
+def test_the_last_override_decides_whether_a_scheme_is_fixed(tiny: Callable[..., Path]) -> None:
+    overrides = [
+        {"targets": ["re:.*mlp.*"], "scheme": "W8A16", "group_size": 32},
+        {"targets": ["re:.*down_proj"], "rounding": "gptq"},
+    ]
+    settings = PostTrainingQuantize(scheme="W4A16", group_size=32, overrides=overrides)
+    model = OpenModel(find_model(str(tiny())))
+    fixed = {name.rpartition(".")[2] for name in Assignment(settings, "steps.0.quantize").with_fixed_scheme(model)}
+    assert fixed == {"gate_proj", "up_proj"}
 
 
 def test_sensitivities_of_a_tiny_model_are_the_divergences_that_transformers_measures(

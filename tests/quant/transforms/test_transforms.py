@@ -313,3 +313,13 @@ def test_a_rotation_of_parts_is_learned_on_the_peaks_of_the_whole() -> None:
 def test_a_rotation_with_nothing_to_learn_from_stays_as_it_starts(rows: Tensor, steps: int) -> None:
     start = Rotation.random(16, torch.Generator().manual_seed(2)).matrix()
     assert torch.equal(learn_rotation(start, rows, steps, 0), start)
+
+
+def test_a_row_of_zeros_does_not_stop_a_rotation_from_being_learned() -> None:
+    """As the embedding of a padding token is, which may begin every window."""
+    basis = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)).Q
+    rows = _hidden_signs(2000, basis, 1)
+    start = torch.eye(16, dtype=torch.float64)
+    with_zeros = torch.cat((rows[:700], torch.zeros(3, rows.shape[1]), rows[700:]))
+    assert torch.equal(learn_rotation(start, with_zeros, 50, 0), learn_rotation(start, rows, 50, 0))
+    assert not torch.equal(learn_rotation(start, with_zeros, 50, 0), start)
