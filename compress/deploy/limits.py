@@ -256,7 +256,8 @@ def refusals_of_config(directory: ModelDirectory, limits: EngineLimits) -> list[
                 found.append(Refusal("compressed 2:4 sparsity, which was removed there", "store the weights dense"))
             if limits.names_all:
                 found += _unnamed(directory.path, config)
-            groups = (config.get("config_groups") or {}).values()
+            # A group may also be a preset's name with its targets, which has no order.
+            groups = [group for group in (config.get("config_groups") or {}).values() if isinstance(group, dict)]
             orders = {str((group.get("weights") or {}).get("actorder")) for group in groups}
             if orders & {"group", "dynamic"} and not limits.activation_order:
                 found.append(Refusal("weights in activation order (g_idx)", "use actorder: weight"))

@@ -136,8 +136,8 @@ class _Walk:
 
         def load() -> list[Matrix]:
             found = self._checkpoint.matrix(name)
-            if self._spec.names.transposed:
-                found = Matrix.plain(found.dense(found.values.dtype).T.contiguous(), found.inputs)
+            if self._spec.names.is_transposed(name):
+                found = Matrix.plain(found.dense(self._checkpoint.dtype).T.contiguous(), found.inputs)
             return [found if rows is None else found.rows(rows)]
 
         factored = self._checkpoint.has(f"{name}.weight_global_scale")

@@ -42,6 +42,7 @@ class CheckpointWeights:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._prefix = ""
         self._files: dict[str, SafetensorsFile] = {}
         for path, expected in self._shards().items():
             file = SafetensorsFile(path)
@@ -67,12 +68,26 @@ class CheckpointWeights:
         found._files = {each: file for each, file in self._files.items() if each != name}
         return found
 
+    def under(self, prefix: str, beside: Sequence[str]) -> CheckpointWeights:
+        """The same with a prefix before all names, but for those of modules ``beside`` what it is of."""
+        found = copy.copy(self)
+        found._prefix = prefix
+        found._files = {
+            name if name.rpartition(".")[0] in beside else prefix + name: file for name, file in self._files.items()
+        }
+        return found
+
+    def _stored(self, name: str) -> str:
+        """A tensor's name in its file."""
+        own = name.removeprefix(self._prefix)
+        return own if own in self._files[name].tensors else name
+
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
         return name in self._files
 
     def info(self, name: str) -> TensorInfo:
-        return self._files[name].tensors[name]
+        return self._files[name].tensors[self._stored(name)]
 
     def load(self, name: str, out: Tensor | None = None) -> Tensor:
         """Read a tensor, into ``out``, if that is given.
@@ -80,7 +95,7 @@ class CheckpointWeights:
         Raises:
             SmeltError: it cannot be read, or holds NaN or infinite values.
         """
-        return self._checked(name, self._files[name].load(name, out=out))
+        return self._checked(name, self._files[name].load(self._stored(name), out=out))
 
     def _checked(self, name: str, tensor: Tensor) -> Tensor:
         if not _is_finite(name, tensor):
@@ -98,7 +113,7 @@ class CheckpointWeights:
         Raises:
             SmeltError: they cannot be read, or hold NaN or infinite values.
         """
-        return self._checked(name, self._files[name].load_part(name, rows, columns))
+        return self._checked(name, self._files[name].load_part(self._stored(name), rows, columns))
 
     @property
     def nbytes(self) -> int:

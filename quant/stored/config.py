@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import compressed_tensors
@@ -89,6 +90,14 @@ def needs(schemes: list[Scheme], *, experts: bool, cached: bool) -> Needs:
     return "dequantizing" if alone and not experts else "plug-in"
 
 
+def online_transforms(data: Mapping[str, Any]) -> str | None:
+    """Why a checkpoint with this ``quantization_config`` cannot be computed: its inputs or weights are transformed as it runs."""
+    groups = (data.get("transform_config") or {}).get("config_groups") or {}
+    if not groups:
+        return None
+    return f"it needs transforms while it runs (transform_config: {', '.join(map(str, groups))}), which Smelt does not compute"
+
+
 class StoredSchemes:
     """How the linears of a checkpoint are stored, by its ``quantization_config``.
 
@@ -100,6 +109,9 @@ class StoredSchemes:
     """
 
     def __init__(self, data: dict[str, Any]) -> None:
+        unknown = online_transforms(data)
+        if unknown is not None:
+            raise SmeltError(f"quantization_config: {unknown}")
         known = {key: value for key, value in data.items() if key != "version"}
         self._usual: Scheme | None = None
         self._by_name: dict[str, Scheme] = {}

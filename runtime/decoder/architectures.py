@@ -75,6 +75,10 @@ class Names:
     expert_down: tuple[str, ...] = ("mlp.experts.{e}.down_proj", "block_sparse_moe.experts.{e}.w2")
     transposed: bool = False
 
+    def is_transposed(self, name: str) -> bool:
+        """Whether a linear's matrix is stored ``[in, out]``: those of layers may be, an lm_head is not."""
+        return self.transposed and name.startswith(self.layer.partition("{i}")[0])
+
 
 @dataclass(frozen=True)
 class DecoderSpec:
@@ -196,7 +200,8 @@ def _whole(config: Config) -> DecoderSpec:
         raise RuntimeProblem(
             f"the runtime does not know the architecture {config.model_type!r}; it knows {', '.join(sorted(ARCHITECTURES))}"
         )
-    return build(config)
+    spec = build(config)
+    return replace(spec, max_length=max(spec.max_length, *(rope.longest for rope in spec.ropes.values()), 0))
 
 
 def _llama(config: Config) -> DecoderSpec:

@@ -119,7 +119,7 @@ class DecoderLoader:
         """Where a matrix' outputs and inputs are."""
         if isinstance(self.checkpoint, LiveWeights):
             raise RuntimeProblem("weights in memory cannot be divided between ranks")
-        return self.checkpoint.layout(name, kind, transposed=self.spec.names.transposed and kind == "Linear")
+        return self.checkpoint.layout(name, kind, transposed=self.spec.names.is_transposed(name) and kind == "Linear")
 
     def check(self, name: str, found: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
         """Compare a shape with what the config says, None for any length.
@@ -136,7 +136,7 @@ class DecoderLoader:
         self, name: str, outputs: Ranges | None = None, inputs: range | None = None, kind: str = "Linear"
     ) -> Matrix:
         """A matrix, or only some of its outputs or inputs."""
-        transposed = self.spec.names.transposed and kind == "Linear"
+        transposed = self.spec.names.is_transposed(name) and kind == "Linear"
         if outputs is None and inputs is None:
             found, chosen = self.checkpoint.matrix(name, kind), None
         else:

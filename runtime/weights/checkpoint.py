@@ -19,6 +19,21 @@ from .layout import Cut, Layout, PartLayout, StoredAxis
 from .matrix import Matrix
 from .stored import reader_of
 
+# Embeddings by the names that they have in models without a head.
+_EMBEDDINGS = ("embed_tokens.weight", "decoder.embed_tokens.weight", "wte.weight", "embed_in.weight")
+_HEADS = ("lm_head", "embed_out")
+
+
+def _of_whole_model(weights: CheckpointWeights, config: Any) -> CheckpointWeights:
+    """Weights by the names that a causal LM gives them: some checkpoints, such as GPT-2's, were saved from the model without its head."""
+    if not any(map(weights.has, _EMBEDDINGS)):
+        return weights
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    prefix = getattr(known, "base_model_prefix", "")
+    return weights.under(f"{prefix}.", _HEADS) if prefix else weights
+
 
 class Checkpoint:
     """A directory with ``config.json`` and safetensors, checked; values are checked as they are read.
@@ -41,7 +56,7 @@ class Checkpoint:
         self.directory = ModelDirectory(str(path), self.path, trust_remote_code)
         self.config, stored = self._read_config()
         self.directory.check_generation()
-        self.weights = CheckpointWeights(self.path)
+        self.weights = self._open_weights()
         self._rooms: dict[str, Tensor] = {}
         try:
             self._reader = reader_of(stored, self)
@@ -52,6 +67,10 @@ class Checkpoint:
             raise RuntimeProblem(
                 f"{self.path}/config.json: its quantization_config cannot be understood ({error!r}); quantize the model again"
             ) from None
+
+    def _open_weights(self) -> CheckpointWeights:
+        """Its tensors, by the names that a causal LM gives them."""
+        return _of_whole_model(CheckpointWeights(self.path), self.config)
 
     def _read_config(self) -> tuple[Any, Any]:
         """The model's configuration, and its ``quantization_config``."""

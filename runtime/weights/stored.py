@@ -16,6 +16,7 @@ from torch import Tensor
 from ...quant.activations import ActivationRounding
 from ...quant.stored import awq, compressed_tensors, gptq
 from ...quant.stored.codes import Codes
+from ...quant.stored.config import online_transforms
 from ...system.errors import RuntimeProblem
 from .layout import Layout, PartLayout, StoredAxis, axis_of
 from .matrix import FloatCodes, Matrix
@@ -90,6 +91,9 @@ class _Plain(WeightReader):
 class _CompressedTensors(WeightReader):
     def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
         super().__init__(tensors)
+        unknown = online_transforms(config)
+        if unknown is not None:
+            raise RuntimeProblem(f"quantization_config: {unknown}")
         try:
             self._config = QuantizationConfig.model_validate({k: v for k, v in config.items() if k != "version"})
         except ValidationError as error:

@@ -20,10 +20,12 @@ class Rope:
     Attributes:
         kind: transformers' name of the scaling.
         original_length: the length above which frequencies change, where they do.
+        longest: the positions that it reaches, which for YaRN and dynamic scaling may be more than ``max_position_embeddings``.
     """
 
     kind: str
     original_length: int
+    longest: int
     _config: Any
     _layer_type: str | None
 
@@ -31,8 +33,13 @@ class Rope:
     def of(cls, config: Any, layer_type: str | None = None) -> Rope:
         """The rotation that a Hugging Face config describes (for one type of layer, where they differ)."""
         parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
-        original = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
-        return cls(parameters.get("rope_type", "default"), original, config, layer_type)
+        known = config.max_position_embeddings
+        original = parameters.get("original_max_position_embeddings")
+        kind, longest = parameters.get("rope_type", "default"), known
+        if kind == "dynamic" or (kind == "yarn" and original):
+            # Models are extended by adding the scaling to their configuration and leaving the rest.
+            longest = max(known, int(parameters.get("factor", 1.0) * (known if kind == "dynamic" else original)))
+        return cls(kind, original or known, longest, config, layer_type)
 
     def variant(self, length: int) -> int:
         """The frequencies of a sequence that may grow to ``length`` tokens.

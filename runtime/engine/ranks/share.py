@@ -83,6 +83,10 @@ class EngineShare:
             draft_model = load_drafter(config, opened, model, place, log=log)
         longest = model.spec.max_length
         length = min(config.max_length or longest, longest)
+        if config.max_length is not None and config.max_length > longest:
+            log(
+                f"max_length is {config.max_length}, and the model has {longest} positions: sequences get no longer than these"
+            )
         kept = model.kept(BY_NAME[config.kv_dtype].torch_dtype(model.dtype))
         with each_loaded(world):
             _check_cache(model, kept, config)

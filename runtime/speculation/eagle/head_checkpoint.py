@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ....models.checkpoint.weights import CheckpointWeights
 from ....models.directory.config_checks import config_problem, raw_problem
 from ....system.errors import RuntimeProblem, SmeltError
 from ....system.storage.files import read_json
@@ -70,6 +71,9 @@ class HeadCheckpoint(Checkpoint):
     """
 
     settings: HeadSettings
+
+    def _open_weights(self) -> CheckpointWeights:
+        return CheckpointWeights(self.path)  # their names are heads'
 
     def _read_config(self) -> tuple[Any, Any]:
         from transformers import LlamaConfig

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from smelt.compress import SmeltError
-from smelt.runtime import RuntimeProblem
+from smelt.runtime import Engine, RuntimeProblem, SamplingParams
 from smelt.runtime.decoder.architectures import ARCHITECTURES
 from smelt.runtime.decoder.model import Model
 from smelt.runtime.decoder.parts.operators import Operators
@@ -63,6 +64,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96}),
+    ("gpt2", {"tie_word_embeddings": False}),
     ("opt", {"do_layer_norm_before": False}),
     ("opt", {"word_embed_proj_dim": 128, "enable_bias": False}),
     ("opt", {"layer_parts": ["attention", "mlp", "all"], "do_layer_norm_before": False}),
@@ -95,6 +97,45 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 def test_every_architecture_is_tried() -> None:
     assert {name for name, _ in VARIANTS} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    ("rope", "reach"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 24}, 48),
+        ({"rope_type": "dynamic", "factor": 4.0}, 128),
+        ({"rope_type": "linear", "factor": 4.0}, 32),
+    ],
+)
+def test_scaled_positions_reach_as_far_as_they_are_scaled(rope: dict[str, Any], reach: int, tmp_path: Path) -> None:
+    """As Qwen's documentation extends its models: the scaling is added, max_position_embeddings stays."""
+    model = make_model("llama", max_position_embeddings=32, rope_parameters={**_ROPE, **rope})
+    engine = Engine(save_model(model, tmp_path), quiet=True, kv_cache_bytes=1 << 22, dtype="float32")
+    assert engine.max_length == reach
+    prompt = list(range(4, 4 + reach - 8))
+    found = engine.generate([prompt], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=0))[0]
+    whole = torch.tensor([[*prompt, *found.completions[0].tokens]])
+    if rope["rope_type"] == "yarn":  # transformers' dynamic frequencies change with each token
+        with torch.no_grad():
+            expected = model(whole).logits[0, len(prompt) - 1 : -1].argmax(-1)
+        assert found.completions[0].tokens == expected.tolist()
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "opt"])
+def test_a_checkpoint_saved_without_its_head_is_read(architecture: str, tmp_path: Path) -> None:
+    """As GPT-2's own is: its names have no prefix."""
+    model = make_model(architecture, tie_word_embeddings=True)
+    path = save_model(model, tmp_path)
+    prefix = f"{model.base_model_prefix}."
+    tensors = load_file(path / "model.safetensors")
+    save_file({name.removeprefix(prefix): each for name, each in tensors.items()}, path / "model.safetensors")
+    prompt = torch.tensor([[5, 9, 11, 40]])
+    with torch.no_grad():
+        expected = model.generate(prompt, max_new_tokens=6, do_sample=False, eos_token_id=None, repetition_penalty=1.0)
+    engine = Engine(path, quiet=True, kv_cache_bytes=1 << 22)
+    greedy = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    assert engine.generate(prompt.tolist(), greedy)[0].completions[0].tokens == expected[0, 4:].tolist()
 
 
 @pytest.mark.parametrize(
