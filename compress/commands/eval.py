@@ -96,7 +96,7 @@ def eval_(
         smelt eval --server http://localhost:8000 --baseline ./my-llama --tokenizer ./my-llama
     """
     from ..evaluation.flags import evaluation_settings
-    from ..evaluation.gates import Gate
+    from ..evaluation.gates import Gate, raise_unmeasured
     from ..evaluation.guarantee import Guarantee
 
     gates = [Gate.parse(gate) for gate in fail_if or []]
@@ -119,6 +119,7 @@ def eval_(
         pp=pp,
         trust_task_code=trust_task_code,
     )
+    raise_unmeasured(gates, settings, baseline=baseline is not None)
     if not server and (model is not None or tokenizer is not None):
         raise SmeltError("--model and --tokenizer are of a server; give it with --server, or leave them out")
     from ..evaluation.evaluate import evaluate

@@ -38,7 +38,7 @@ def sweep(
 
         smelt sweep my-sweep.yaml --ray auto
     """
-    from ..evaluation.gates import Gate
+    from ..evaluation.gates import Gate, raise_unmeasured
     from ..sweep.trials import Sweep
 
     gates = [Gate.parse(gate) for gate in fail_if or []]
@@ -46,6 +46,8 @@ def sweep(
     loaded = Sweep.load(file, overrides)
     if gates and not loaded.base.evaluate:
         raise SmeltError("--fail-if needs measurements, but the recipe has evaluate: false; remove one of them")
+    if loaded.base.evaluate:
+        raise_unmeasured(gates, loaded.base.evaluate, baseline=True)
     from ..sweep.run import run_sweep
 
     result = run_sweep(loaded, fresh=fresh, ray=ray)

@@ -287,7 +287,7 @@ def _unnamed(path: Path, config: dict[str, Any]) -> list[Refusal]:
         module, _, kind = name.rpartition(".")
         if kind != "weight" or len(weights.info(name).shape) != 2 or "embed" in module:
             continue
-        if f"{module}.weight_scale" in weights.names() or any(_matches(pattern, module) for pattern in patterns):
+        if weights.has(f"{module}.weight_scale") or any(_matches(pattern, module) for pattern in patterns):
             continue
         return [Refusal(f"{module} is neither quantized nor in ignore", "add it to ignore in config.json")]
     return []

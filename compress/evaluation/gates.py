@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...system.errors import SmeltError, nearest_name
 from ..results.report import ReportData
 from ..results.result import ModelResult
+
+if TYPE_CHECKING:
+    from .settings import Evaluate
 
 # From a model and its baseline to a number; a relative one is a ratio, whose change gates give in percent.
 _RATIOS: dict[str, Callable[[ModelResult], float | None]] = {
@@ -87,6 +91,25 @@ class Gate:
             )
         return cls(text, metric, found["sign"] == ">", bound, percent)
 
+    def problem(self, *, baseline: bool, speed: bool, tasks: bool, drafter: bool) -> str | None:
+        """Why it could not be judged whatever is measured, before anything is.
+
+        Args:
+            baseline: whether there is one.
+            speed, tasks: whether they are measured.
+            drafter: whether there is one.
+        """
+        lacks = None
+        if self._is_relative and not baseline:
+            lacks = "is relative to a baseline; give one with --baseline"
+        elif self.metric in ("decode_speedup", "prefill_speedup", "decode", "prefill", "memory") and not speed:
+            lacks = "is about speed, which is not measured; leave out --speed none"
+        elif self.metric.startswith("task:") and not tasks:
+            lacks = "is about a task, and none is measured; name it with --tasks"
+        elif self.metric == "draft_speedup" and not drafter:
+            lacks = "is about drafts; give a --drafter"
+        return None if lacks is None else f"--fail-if {self.text!r}: {self.metric} {lacks}"
+
     def fallen(self, report: ReportData) -> list[str]:
         """A sentence for each model that fails it. An unmeasured metric fails too: a gate must not pass silently."""
         judged = report.candidates or report.models
@@ -130,3 +153,15 @@ class Gate:
         if self.percent:
             return f"{value:+.2f}%"
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def raise_unmeasured(gates: Sequence[Gate], settings: Evaluate, *, baseline: bool) -> None:
+    """Refuse gates about what an evaluation will not measure.
+
+    Raises:
+        SmeltError: one line for each.
+    """
+    has = {"speed": bool(settings.speed), "tasks": bool(settings.tasks), "drafter": settings.drafter is not None}
+    problems = [problem for gate in gates if (problem := gate.problem(baseline=baseline, **has)) is not None]
+    if problems:
+        raise SmeltError("\n".join(problems))

@@ -122,14 +122,14 @@ class SmeltQuantizer(HfQuantizer):
     def is_trainable(self) -> bool:  # type: ignore[override]
         return True
 
-    def restored(self, name: str, parts: dict[str, Tensor], kind: str = "Linear") -> Tensor:
+    def restored(self, name: str, parts: dict[str, Tensor], dtype: torch.dtype, kind: str = "Linear") -> Tensor:
         """The dequantized weight of the module that the model calls ``name``, from its stored tensors by local name."""
         stored = self._stored_name(name)
         self._parts.hold(stored, parts)
         matrix = self._reader.matrix(stored, kind)
         if matrix.inputs is not None:
             self._inputs[name] = matrix.inputs
-        return matrix.dense(matrix.values.dtype if matrix.scale is None else matrix.scale.dtype)
+        return matrix.dense(dtype)
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         give_layer_sizes(model)
@@ -219,7 +219,7 @@ class _Restore(ConversionOps):
         if set(parts) == {"weight"}:
             return parts["weight"].to(dtype)
         device = next(iter(parts.values())).device
-        values = self.hf_quantizer.restored(name, {part: tensor.cpu() for part, tensor in parts.items()}, kind)
+        values = self.hf_quantizer.restored(name, {part: tensor.cpu() for part, tensor in parts.items()}, dtype, kind)
         return values.to(device, dtype)
 
 

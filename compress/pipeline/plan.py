@@ -406,9 +406,16 @@ def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:
     return Cost(int(memory), hidden, 4 * tokens * (numel + head))
 
 
+def _held(output: Path) -> int:
+    """Bytes of an output directory's files."""
+    return sum(path.stat().st_size for path in output.rglob("*") if path.is_file() and not path.is_symlink())
+
+
 def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost, *, reads_text: bool) -> list[Problem]:
     problems = []
-    memory, disk = available_memory(), free_disk(Path(recipe.output))
+    memory = available_memory()
+    # What an interrupted run has written is not written again, and what --fresh removes gives room.
+    disk = free_disk(Path(recipe.output)) + _held(Path(recipe.output))
     written = reads_text and recipe.calibrate.source == "self"
     if written and recipe.adapter is not None:
         problems.append(

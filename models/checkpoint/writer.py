@@ -33,9 +33,12 @@ _COMPANIONS = (
     "chat_template.jinja",
     "chat_template.json",
     "LICENSE",
+    "LICENSE.md",
     "LICENSE.txt",
     "NOTICE",
 )
+# Where transformers keeps the templates that have names, such as those for tools.
+_TEMPLATES = "additional_chat_templates"
 
 
 def write_checkpoint(
@@ -63,6 +66,11 @@ def write_checkpoint(
         for name in (*_COMPANIONS, *code):
             if (source / name).is_file():
                 shutil.copyfile(source / name, directory / name)
+        templates = sorted((source / _TEMPLATES).glob("*.jinja"))
+        if templates:
+            (directory / _TEMPLATES).mkdir()
+        for path in templates:
+            shutil.copyfile(path, directory / _TEMPLATES / path.name)
     except OSError as error:
         raise disk_error(error, directory, 0) from None
     write_text(directory / "config.json", json.dumps(config, indent=2) + "\n")

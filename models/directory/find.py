@@ -22,6 +22,8 @@ _HUB_FILES = [
     "README.md",
     "*.minisig",
 ]
+# Nothing of other folders than additional_chat_templates.
+_NOT_FROM_HUB = ["consolidated*", "[!a]*/*", "a[!d]*/*", "ad[!d]*/*"]
 
 
 def find_model(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelDirectory:
@@ -93,9 +95,7 @@ def _fetch(name: str, revision: str | None, trust_remote_code: bool, patterns: l
 
     try:
         wanted = patterns or ([*_HUB_FILES, "*.py"] if trust_remote_code else _HUB_FILES)
-        return Path(
-            snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["consolidated*", "*/*"])
-        )
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=_NOT_FROM_HUB))
     except HFValidationError:
         raise SmeltError(f"model {name}: is neither a local directory nor a hub name (owner/name)") from None
     except Exception as error:  # the hub's client raises from several HTTP libraries

@@ -74,16 +74,20 @@ def inspect(name: str) -> Inspection:
     _check(directory, config, weights)
     scheme = _scheme_label(quantization)
     gathered: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
+    of_module: dict[str, list[str]] = defaultdict(list)
+    for name in weights.names():
+        of_module[name.rpartition(".")[0]].append(name)
     dense_names = [n for n in weights.names() if n.rpartition(".")[2] not in (*PARTS, *WORDS)]
     packed = {n.removesuffix("weight_scale") for n in weights.names() if n.endswith(".weight_scale")}
     for prefix in sorted(packed):
-        parts = [n for n in weights.names() if n.startswith(prefix + "weight")]
-        inputs = [n for n in weights.names() if n.startswith(prefix + "input_")]
+        beside = of_module[prefix.removesuffix(".")]
+        parts = [n for n in beside if n.startswith(prefix + "weight")]
+        inputs = [n for n in beside if n.startswith(prefix + "input_")]
         size = sum(weights.info(n).nbytes for n in (*parts, *inputs))
         label = _label_of(prefix.removesuffix("."), quantization) or scheme
         gathered[_pattern(prefix + "weight"), label].append([_numel(weights, prefix, parts), size])
     for prefix in sorted(n.removesuffix("qweight") for n in weights.names() if n.endswith(".qweight")):
-        parts = [prefix + part for part in WORDS if prefix + part in weights.names()]
+        parts = [prefix + part for part in WORDS if weights.has(prefix + part)]
         size = sum(weights.info(n).nbytes for n in parts)
         gathered[_pattern(prefix + "weight"), scheme].append([_numel_of_words(weights, prefix, parts), size])
     for tensor in dense_names:

@@ -122,10 +122,12 @@ def _read(path: Path, field: str) -> Iterator[str]:
 def _plain(path: Path) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     kept = ""
+    cut = -1  # the last place in it where a document ends
     offset = 0
     with path.open("rb") as file:
         while True:
             block = file.read(_PIECE)
+            before = len(kept)
             try:
                 kept += decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
@@ -135,10 +137,11 @@ def _plain(path: Path) -> Iterator[str]:
             offset += len(block)
             if not block:
                 break
-            cut = kept.rfind("\n\n")
+            # In what is new alone: a text without such places would be searched again and again.
+            cut = max(cut, kept.rfind("\n\n", max(0, before - 1)))
             if cut > 0 and len(kept) > _PIECE:
                 yield kept[:cut]
-                kept = kept[cut + 2 :]
+                kept, cut = kept[cut + 2 :], -1
     yield kept
 
 

@@ -84,13 +84,15 @@ class CompressedModel:
         rounded: dict[str, ActivationRounding] = {}
         if self.schemes is None or not isinstance(self.weights, DenseWeights):
             return rounded
-        stored = self._stored.names()
+        of_module: dict[str, list[str]] = {}
+        for name in self._stored.names():
+            of_module.setdefault(name.rpartition(".")[0], []).append(name)
         for facts in self.model.linears.values():
             if facts.key in self.weights.packed and (of_experts or not facts.is_expert):
                 inputs = self.schemes.of(facts.key.removesuffix(".weight")).activations
                 if inputs is not None:
                     prefix = facts.key.removesuffix("weight")
-                    beside = {n.removeprefix(prefix): n for n in stored if n.startswith(prefix)}
+                    beside = {n.removeprefix(prefix): n for n in of_module[prefix.removesuffix(".")]}
                     parts = {local: self._stored.load(n) for local, n in beside.items() if local.startswith("input_")}
                     rounded[facts.name] = ActivationRounding.stored_as(inputs, parts)
         return rounded

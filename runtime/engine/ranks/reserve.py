@@ -41,7 +41,7 @@ class Reservation:
 
     def of_blocks(self, blocks: int) -> Reservation:
         """The same with fewer blocks."""
-        each = self.cache // self.blocks
+        each = self.cache // self.blocks  # 0 of a stage without attention
         return replace(self, cache=blocks * each, blocks=blocks, positions=self.positions // self.blocks * blocks)
 
     def sentence(self) -> str:
@@ -95,7 +95,7 @@ def reserve(
     if drafter is not None:
         activations += drafter.step_bytes(token_budget)
     if model.context.count > 1:
-        shared = max(model.cached_heads)
+        shared = max(model.cached_heads, default=0)
         heads = -(-spec.most_heads // model.ranks.count)
         activations += ring_bytes(token_budget, heads, shared, spec.head_size)
     # Besides the weights, which are there.
@@ -109,7 +109,7 @@ def reserve(
     if allowed is None:
         # The rest is for layers that need not be read for each step.
         allowed = room // 2 if model.offloads else room
-    blocks = min(most, max(0, allowed) // block)
+    blocks = most if block == 0 else min(most, max(0, allowed) // block)
     if blocks == 0 or blocks * block > free - kept:
         needed = max(1, blocks) * block
         adapters = f", adapters {human_bytes(config.adapter_bytes)}" if config.adapter_bytes else ""
@@ -153,6 +153,8 @@ def host_slots(wanted: int, reservation: Reservation, *, on_disk: bool = False) 
         RuntimeProblem: there is no room for one, or less memory is free.
     """
     block = reservation.cache // reservation.blocks
+    if block == 0:  # a stage without attention
+        return wanted
     free = free_memory(torch.device("cpu"))
     if on_disk and wanted >= block:
         return wanted // block
@@ -170,5 +172,5 @@ def _guessed(model: Model, max_length: int, token_budget: int, rows: int) -> int
     widest = max(4 * spec.hidden, spec.most_heads * spec.head_size)
     # A long prompt's mask or, where scores are capped, its scores; and its gathered keys and values.
     attending = token_budget * max_length * (8 * spec.most_heads if spec.score_cap else 5)
-    gathered = 2 * max(max_length, 16384) * max(spec.cached_heads) * spec.head_size * model.dtype.itemsize
+    gathered = 2 * max(max_length, 16384) * max(spec.cached_heads, default=0) * spec.head_size * model.dtype.itemsize
     return token_budget * widest * 8 * 4 + rows * spec.vocabulary * 4 * 3 + attending + gathered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,17 @@ class SimulatedLoad:
             return repeated(found, self.requests or len(found), self.rate), left_out
         assert self.prompts is not None
         assert self.outputs is not None
-        found = synthetic(
+        drawn = partial(
+            synthetic,
             LengthDistribution.parse(self.prompts, "--prompts"),
             LengthDistribution.parse(self.outputs, "--outputs"),
             count=self.requests or _SYNTHETIC_REQUESTS,
             rate=self.arrivals * self.rate,
-            longest=longest,
             seed=self.seed,
         )
-        return found, ""
+        found = drawn(longest=longest)
+        cut = sum(each.prompt + each.output > longest for each in drawn(longest=_MOST))
+        return found, f"{cut:,} of {len(found):,} requests are cut to {longest:,} tokens" if cut else ""
 
 
 @dataclass(frozen=True)

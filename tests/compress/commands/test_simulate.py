@@ -135,3 +135,11 @@ def test_a_model_that_does_not_fit_is_said(trace: Path, tiny: Callable[..., Path
     found = _simulate("--trace", str(trace), "--model", str(tiny()), "--device", str(device))
     assert found.exit_code == 1
     assert "for weights alone" in found.stderr
+
+
+def test_drawn_lengths_that_are_cut_are_counted(tiny: Callable[..., Path]) -> None:
+    found = _simulate(
+        "--prompts", "fixed:99999", "--outputs", "fixed:5", "--requests", "5", "--model", str(tiny()), "--device", "h100-sxm"
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    assert "5 of 5 requests are cut to" in found.stdout

@@ -292,6 +292,23 @@ def test_different_texts_are_not_compared(measured: tuple[ReportData, Path], w4:
     assert any("neither perplexity nor bits per byte is compared" in sentence for sentence in report.warnings)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--fail-if", "ppl>+2%"], "relative to a baseline; give one with --baseline"),
+        (["--fail-if", "kl>0.1"], "relative to a baseline"),
+        (["--fail-if", "decode<1", "--speed", "none"], "about speed, which is not measured"),
+        (["--fail-if", "task:piqa<0.5"], "none is measured; name it with --tasks"),
+        (["--fail-if", "draft_speedup<1"], "give a --drafter"),
+    ],
+)
+def test_gates_on_what_is_not_measured_are_refused_at_once(options: list[str], says: str, tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["eval", "builtin:smelt-6m", "--output", str(tmp_path / "out"), *options])
+    assert found.exit_code == 1
+    assert says in found.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_interrupted_evaluation_is_partial_and_continues(
     interrupted: tuple[ReportData, Path], measured: tuple[ReportData, Path]
 ) -> None:

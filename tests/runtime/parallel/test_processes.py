@@ -19,7 +19,7 @@ from smelt.runtime import Engine, RuntimeProblem, SamplingParams
 from smelt.runtime.requests.output import RequestOutput
 
 from ...serve_process import started
-from ...tiny import SMELT_6M
+from ...tiny import SMELT_6M, make_model, save_model
 from ..drive import engine
 from ..random_adapter import adapter_of
 from ..speculation.pretend import pretend
@@ -289,3 +289,16 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     wanted = engine(SMELT_6M).generate(PROMPTS[1], params)[0].completions[0].tokens
     assert done.stdout.strip() == str(wanted), "of the first rank only"
+
+
+@pytest.mark.slow
+def test_a_stage_may_have_no_attention(tmp_path: Path) -> None:
+    """As depth pruning leaves it: the other stage's cache decides."""
+    model = make_model("llama", num_hidden_layers=4, layer_parts=["all", "all", "mlp", "mlp"])
+    path = save_model(model, tmp_path)
+    alone = engine(path).generate(PROMPTS, PARAMS[0])
+    two = engine(path, pp=2)
+    try:
+        assert said(two.generate(PROMPTS, PARAMS[0])) == said(alone)
+    finally:
+        two.close()

@@ -22,6 +22,7 @@ from smelt.runtime.native import library
 from smelt.runtime.native.operators import NativeOperators
 from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from ...packing import awq_packed, packed
 from ...tiny import from_transformers, make_model, save_model
@@ -298,3 +299,18 @@ def _checkpoint(path: Path, tensors: dict[str, Tensor], quantization: dict[str, 
     (path / "config.json").write_text(json.dumps(config))
     save_file({f"linear.{kind}": tensor.contiguous() for kind, tensor in tensors.items()}, path / "model.safetensors")
     return Checkpoint(path)
+
+
+def test_the_plug_in_restores_in_the_dtype_that_is_asked_for(recipe: Callable[..., Recipe]) -> None:
+    """As transformers alone does: bfloat16 scales times codes are float32 numbers."""
+    made = run(
+        recipe("builtin:smelt-6m", {"evaluate": False}, scheme="W4A16", rounding="nearest", group_size=64),
+        progress=False,
+    ).checkpoint
+    tokens = torch.arange(5, 45).unsqueeze(0)
+    with torch.no_grad():
+        alone, ours = (
+            AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32, **more)(tokens).logits
+            for more in ({}, {"config": config_for(made)})
+        )
+    assert (alone - ours).abs().max() < 1e-4
