@@ -66,6 +66,35 @@ def _every_fourth_unrotated(spec: DecoderSpec) -> str | None:
     return None if usual else "applies RoPE in a pattern other than three of four layers"
 
 
+def window_period(spec: DecoderSpec, usual: int) -> int | None:
+    """Every how many layers one has no sliding window, as llama.cpp counts: 0 if all have one, 1 if none; None for another pattern."""
+    sliding = [layer.window is not None for layer in spec.layers]
+    periods = (usual, *range(2, len(sliding) + 1), 1)
+    fitting = (p for p in periods if sliding == [bool((i + 1) % p) for i in range(len(sliding))])
+    return 0 if all(sliding) and len(sliding) >= usual else next(fitting, None)
+
+
+def _periodic_windows(usual: int) -> Limit:
+    def limit(spec: DecoderSpec) -> str | None:
+        # It reads one number, and takes the usual period where a list stands.
+        return (
+            None
+            if window_period(spec, usual) is not None
+            else "has sliding windows in layers that do not alternate evenly"
+        )
+
+    return limit
+
+
+def _soft_caps(spec: DecoderSpec) -> str | None:
+    # It computes them always, with the published models' values where the file has none.
+    return None if spec.score_cap and spec.logit_cap else "has no soft caps"
+
+
+def _no_logit_cap(spec: DecoderSpec) -> str | None:
+    return "caps its logits" if spec.logit_cap else None
+
+
 def _all_sparse(spec: DecoderSpec) -> str | None:
     return None if all(layer.sparse for layer in spec.layers) else "has layers without experts"
 
@@ -85,8 +114,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": Architecture(MODEL_ARCH.QWEN2, limits=(_usual_scale,)),
     "qwen3": Architecture(MODEL_ARCH.QWEN3, limits=(_usual_scale,)),
     "qwen3_moe": Architecture(MODEL_ARCH.QWEN3MOE, limits=(_usual_scale, _all_sparse, _normalized_experts)),
-    "gemma2": Architecture(MODEL_ARCH.GEMMA2, activations=_GEMMA, windows=2, head="tied", limits=(_gemma_scale,)),
-    "gemma3_text": Architecture(MODEL_ARCH.GEMMA3, activations=_GEMMA, windows=6, limits=(_gemma_scale,)),
+    "gemma2": Architecture(
+        MODEL_ARCH.GEMMA2,
+        activations=_GEMMA,
+        windows=2,
+        head="tied",
+        limits=(_gemma_scale, _periodic_windows(2), _soft_caps),
+    ),
+    "gemma3_text": Architecture(
+        MODEL_ARCH.GEMMA3, activations=_GEMMA, windows=6, limits=(_gemma_scale, _periodic_windows(6), _no_logit_cap)
+    ),
     "phi3": Architecture(MODEL_ARCH.PHI3, limits=(_usual_scale, _heads_fill_hidden)),
     "olmo2": Architecture(MODEL_ARCH.OLMO2, head="always", limits=(_usual_scale, _heads_fill_hidden)),
     "smollm3": Architecture(MODEL_ARCH.SMOLLM3, neighbours=True, limits=(_usual_scale, _every_fourth_unrotated)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...runtime.decoder.architectures import DecoderSpec
-from .gguf_architectures import Architecture
+from .gguf_architectures import Architecture, window_period
 
 
 def fields_of(config: Any, spec: DecoderSpec, architecture: Architecture) -> dict[str, Any]:
@@ -45,9 +45,9 @@ def _feed_forward(config: Any) -> int:
 
 
 def _windows(spec: DecoderSpec, every: int) -> dict[str, Any]:
-    sliding = [layer.window is not None for layer in spec.layers]
     size = next((layer.window for layer in spec.layers if layer.window is not None), spec.max_length)
     found: dict[str, Any] = {"attention.sliding_window": size}
-    if sliding != [bool((i + 1) % every) for i in range(len(sliding))]:
-        found["attention.sliding_window_pattern"] = sliding
+    period = window_period(spec, every)
+    if period not in (None, every):  # what has none is refused
+        found["attention.sliding_window_pattern"] = period
     return found

@@ -13,6 +13,7 @@ import numpy as np
 from gguf import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from ...system.storage.files import disk_error
+from ...system.storage.new_directory import alone
 
 # The first field after the architecture: it marks the file as ours, so that --fresh may replace it.
 WRITTEN_BY = {"general.quantized_by": "Smelt"}
@@ -55,6 +56,10 @@ class GgufFile:
 
     def write(self, tensors: Iterable[tuple[str, np.ndarray, tuple[int, ...], GGMLQuantizationType]]) -> None:
         """Write all tensors, each given by name, bytes, shape and type, and let the file appear."""
+        with alone(self._target):
+            self._write(tensors)
+
+    def _write(self, tensors: Iterable[tuple[str, np.ndarray, tuple[int, ...], GGMLQuantizationType]]) -> None:
         try:
             with self._partial.open("wb") as file:
                 file.seek(_padded(self._header_size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from .paths import named_path
 RECORD = "smelt.json"
 _COMMANDS = ("merge", "export")
 # What a name gets while its directory is put together, and while it is replaced.
-_STAGING, _EARLIER = ".partial", ".replaced"
+_STAGING, _EARLIER, _LOCK = ".partial", ".replaced", ".lock"
 
 
 def check_output(
@@ -66,13 +67,40 @@ def appearing(output: Path, size: int) -> Iterator[Path]:
             f"{output}: {human_bytes(size)} are needed and {human_bytes(free)} are free; make room or choose another"
         )
     staging = output.with_name(output.name + _STAGING)
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
-        yield staging
-        _publish(staging, output)
-    except BaseException:
+    with alone(output):
         shutil.rmtree(staging, ignore_errors=True)
-        raise
+        try:
+            yield staging
+            _publish(staging, output)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def alone(output: Path) -> Iterator[None]:
+    """Keep other processes from writing the same output meanwhile.
+
+    Raises:
+        SmeltError: one is doing so.
+    """
+    lock = output.with_name(output.name + _LOCK)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("a")
+    except OSError as error:
+        raise disk_error(error, output, 0) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SmeltError(f"--output: another command is writing {output}; wait for it, or choose another") from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def _made_by(command: str, output: Path) -> bool:
@@ -90,7 +118,12 @@ def _publish(staging: Path, output: Path) -> None:
         shutil.rmtree(earlier, ignore_errors=True)
         if output.exists():
             output.rename(earlier)
-        staging.rename(output)
+        try:
+            staging.rename(output)
+        except OSError:
+            if earlier.exists():
+                earlier.rename(output)
+            raise
         shutil.rmtree(earlier, ignore_errors=True)
     except OSError as error:
         raise disk_error(error, output, 0) from None

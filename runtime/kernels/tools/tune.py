@@ -263,7 +263,7 @@ class _TileSearch:
         if self._expected is None:
             self._expected = got.clone()  # the next tile may write to the same memory
         error = float((got.float() - self._expected.float()).norm())
-        got.fill_(float("nan"))
+        got.fill_(float("nan"))  # what the next tile does not write there shows
         if not error <= 2e-2 * float(self._expected.float().norm()):
             log(f"{self.of.name}: {tile} gives wrong results and is skipped")
             return None

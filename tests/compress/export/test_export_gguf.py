@@ -16,7 +16,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, run
-from smelt.compress.export.gguf import GgufRecord, export_gguf, gguf_problems
+from smelt.compress.export.gguf import GgufRecord, export_gguf, gguf_limits, gguf_problems
 from smelt.compress.export.gguf_file import GgufFile
 from smelt.compress.export.gguf_layouts import BY_NAME, LAYOUTS
 from smelt.compress.export.gguf_rounding import rounded
@@ -281,9 +281,28 @@ def test_norms_of_gemma_and_fields_of_its_layers(tiny: Callable[..., Path], tmp_
     assert np.array_equal(tensors["blk.2.post_ffw_norm.weight"].data, norm)
     fields = _fields(tmp_path / "model.gguf")
     assert fields["gemma3.attention.sliding_window"] == 16
-    assert fields["gemma3.attention.sliding_window_pattern"] == [True, False] * 3
+    assert fields["gemma3.attention.sliding_window_pattern"] == 2
     assert fields["gemma3.rope.freq_base"] == 1e6
     assert fields["gemma3.rope.freq_base_swa"] == 1e4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "says"),
+    [
+        (
+            "gemma2",
+            {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2},
+            "evenly",
+        ),
+        ("gemma2", {"attn_logit_softcapping": None}, "has no soft caps"),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, "caps its logits"),
+    ],
+)
+def test_what_llama_cpp_computes_otherwise_in_gemma(
+    architecture: str, changes: dict[str, Any], says: str, tiny: Callable[..., Path]
+) -> None:
+    """It reads one number for windows, and caps as the published models do."""
+    assert any(says in problem for problem in gguf_limits(tiny(architecture, **changes)))
 
 
 def test_llama_3s_frequencies(tiny: Callable[..., Path], tmp_path: Path) -> None:
