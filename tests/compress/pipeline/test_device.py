@@ -76,12 +76,12 @@ def test_no_tensor_is_left_behind_on_the_cpu_and_layers_lose_the_same(
 def test_training_leaves_nothing_on_the_cpu_and_has_the_same_curve(tiny: Callable[..., Path], tmp_path: Path) -> None:
     recipes, found = _pretended(TRAINED, tiny, tmp_path)
     for name, recipe, curve in zip(TRAINED, recipes, found, strict=True):
-        # A sum that ends in another last bit is another code, where inputs are rounded.
-        near = 0.05 if "inputs" in name else 1e-3
         run(Recipe.model_validate(recipe), progress=False)
         rows = list(csv.DictReader((Path(recipe["output"]) / "training-step-0.csv").open()))
         assert len(curve) == 2 * len(rows) == 8
         for row in rows:
+            # A sum that ends in another last bit is another code, where inputs are rounded, and from the second step on another weight.
+            near = 1e-3 if "inputs" not in name else 5e-3 if row is rows[0] else 0.1
             assert curve[f"{row['step']} loss"] == pytest.approx(float(row["loss"]), rel=near)
             assert curve[f"{row['step']} gradient_norm"] == pytest.approx(float(row["gradient_norm"]), rel=4 * near)
 
