@@ -369,7 +369,7 @@ def test_vocabularies_may_be_padded_differently(
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.parametrize("writer", ["student", "teacher"])
+@pytest.mark.parametrize("writer", ["student", pytest.param("teacher", marks=pytest.mark.slow)])
 def test_who_writes_has_no_tokens_that_the_other_lacks(
     writer: str, distilled: Make, tiny: Callable[..., Path], few_words: str
 ) -> None:

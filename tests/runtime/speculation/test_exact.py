@@ -322,6 +322,7 @@ def test_a_drafter_with_a_shorter_context_stops_there(tiny: Callable[..., Path],
     assert engine.drafting.total.verified > 0
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("drafter_is_larger", [True, False])
 @pytest.mark.parametrize("branches", [0, 2])
 @pytest.mark.parametrize("case", ["greedy", "sampled", "greedy with penalties"])
