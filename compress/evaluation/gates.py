@@ -103,9 +103,9 @@ class Gate:
         if self._is_relative and not baseline:
             lacks = "is relative to a baseline; give one with --baseline"
         elif self.metric in ("decode_speedup", "prefill_speedup", "decode", "prefill", "memory") and not speed:
-            lacks = "is about speed, which is not measured; leave out --speed none"
+            lacks = "is about speed, which is not measured; let it be (--speed, or evaluate.speed in a recipe)"
         elif self.metric.startswith("task:") and not tasks:
-            lacks = "is about a task, and none is measured; name it with --tasks"
+            lacks = "is about a task, and none is measured; name it with --tasks, or in evaluate.tasks"
         elif self.metric == "draft_speedup" and not drafter:
             lacks = "is about drafts; give a --drafter"
         return None if lacks is None else f"--fail-if {self.text!r}: {self.metric} {lacks}"

@@ -75,8 +75,8 @@ def inspect(name: str) -> Inspection:
     scheme = _scheme_label(quantization)
     gathered: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
     of_module: dict[str, list[str]] = defaultdict(list)
-    for name in weights.names():
-        of_module[name.rpartition(".")[0]].append(name)
+    for tensor in weights.names():
+        of_module[tensor.rpartition(".")[0]].append(tensor)
     dense_names = [n for n in weights.names() if n.rpartition(".")[2] not in (*PARTS, *WORDS)]
     packed = {n.removesuffix("weight_scale") for n in weights.names() if n.endswith(".weight_scale")}
     for prefix in sorted(packed):

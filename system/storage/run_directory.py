@@ -7,12 +7,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ..errors import SmeltError
+from ..plain_data import strings_in
 from .files import disk_error, write_text
 from .paths import named_path
 
@@ -174,7 +174,7 @@ class Output:
         if not self.path.exists():
             return None
         removed = [self.path.resolve() / name for name in (*_FOLDERS, *_FILES, self.journal.name)]
-        for text in _strings(self._reads):
+        for text in strings_in(self._reads):
             try:
                 read = named_path(text).resolve()
                 is_lost = read.exists() and any(read.is_relative_to(each) for each in removed)
@@ -209,17 +209,6 @@ class Output:
 def digest(data: Any) -> str:
     """A digest of plain data."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-
-
-def _strings(data: Any) -> Iterator[str]:
-    if isinstance(data, str):
-        yield data
-    elif isinstance(data, dict):
-        for value in data.values():
-            yield from _strings(value)
-    elif isinstance(data, (list, tuple)):
-        for value in data:
-            yield from _strings(value)
 
 
 def _differences(old: Any, new: Any, place: str = "") -> list[str]:

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ....models.text.chat_template import conversation_tokens
 from ....system.errors import SmeltError
+from ....system.plain_data import strings_in
 from ...engine.engine import Engine, QueueFull
 from ...engine.loop import Stream
 from ...requests.constraint import Constraint
@@ -130,7 +131,7 @@ class ServedModel:
                 f"The model {self.name!r} has no chat template; use /v1/completions, or a model with one.",
                 param="model",
             )
-        self._check_texts(_strings(turns))
+        self._check_texts(strings_in(turns))
         try:
             return conversation_tokens(tokenizer, turns, **options)
         except SmeltError as problem:
@@ -207,14 +208,3 @@ class ServedModel:
         if self.tokenizer is None:
             raise ApiError(400, f"The model {self.name!r} has no tokenizer; give prompts as token ids.", param="prompt")
         return self.tokenizer
-
-
-def _strings(data: Any) -> Iterator[str]:
-    if isinstance(data, str):
-        yield data
-    elif isinstance(data, dict):
-        for value in data.values():
-            yield from _strings(value)
-    elif isinstance(data, (list, tuple)):
-        for value in data:
-            yield from _strings(value)
