@@ -24,6 +24,10 @@ def chat(
         float, typer.Option(help="Sample from the most likely tokens with this total probability.")
     ] = 0.95,
     max_tokens: Annotated[int, typer.Option(help="Maximum tokens of an answer.", min=1)] = 512,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="A Jinja template, or its file, instead of the model's own.", show_default=False),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes answers reproducible.")] = None,
     *,
@@ -37,10 +41,14 @@ def chat(
     """
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     from ...models.directory.find import find_checkpoint
+    from ...models.text.chat_template import given_template
     from ...runtime.engine.chat import Chat, converse
     from ...runtime.engine.engine import Engine
 
+    template = None if chat_template is None else given_template(chat_template)
     loaded = Engine(find_checkpoint(checkpoint).path, replace(engine, max_sequences=1, seed=secrets.randbits(62)))
+    if template is not None and loaded.tokenizer is not None:
+        loaded.tokenizer.chat_template = template
     limit = min(max_tokens, max(1, loaded.max_length // 2))
     if isinstance(sys.stdin, io.TextIOWrapper):  # input may be in any encoding
         sys.stdin.reconfigure(errors="replace")

@@ -77,6 +77,10 @@ def serve(
         str,
         typer.Option(help="The format of tool calls: auto (from the chat template), hermes, llama3_json or mistral."),
     ] = "auto",
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="A Jinja template, or its file, instead of the models' own.", show_default=False),
+    ] = None,
     stream_interval: Annotated[
         int,
         typer.Option(
@@ -110,11 +114,13 @@ def serve(
     """
     from ...models.directory.find import find_checkpoint
     from ...models.structure.lora import Adapter
+    from ...models.text.chat_template import given_template
     from ...runtime.engine.ranks.worker import work_unless_first
     from ...runtime.parallel.launch import launched_count
     from ...runtime.serve.app import Server
     from ...runtime.serve.http.config import ServerConfig
     from ...runtime.serve.http.log import log_to
+    from ...runtime.serve.model.answer_format import AnswerOptions
     from ...runtime.serve.model.loader import ModelLoader, load_all
     from ...runtime.serve.model.models import ServedModels
     from ...runtime.serve.replicas.replica import ReplicaPlan
@@ -139,6 +145,8 @@ def serve(
         metrics_prefix=metrics_prefix,
         otlp_endpoint=otlp_endpoint,
     )
+    template = None if chat_template is None else given_template(chat_template)
+    answers = AnswerOptions(tool_call_parser, template, stream_interval)
     first = served_model_name or checkpoint.rstrip("/").rpartition("/")[2].removeprefix("builtin:")
     places = {first: checkpoint}
     for pair in model or []:
@@ -164,10 +172,10 @@ def serve(
             raise SmeltError(
                 "--max-models is for models that are loaded while one engine runs; leave it out, or --replicas"
             )
-        plan = ReplicaPlan(found, adapters, engine, config, tool_call_parser, stream_interval)
+        plan = ReplicaPlan(found, adapters, engine, config, answers)
         return _serve_replicas(plan, replicas, config)
     # Before the models are loaded, which takes long.
-    loader = ModelLoader(engine, share, tool_call_parser, stream_interval)
+    loader = ModelLoader(engine, share, answers)
     listening = listen(host, port)
     models = load_all(loader, found, adapters)
     log_to(sys.stderr, config.log_format)

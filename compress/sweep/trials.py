@@ -64,6 +64,11 @@ class SweepSettings(RecipeModel):
                 )
             if not each:
                 raise ValueError("exclude has an entry without fields, which would leave out everything; remove it")
+            unknown = next((key for key, value in each.items() if value not in self.grid[key]), None)
+            if unknown is not None:
+                raise ValueError(
+                    f"exclude names {unknown}: {each[unknown]}, which is not among its values in grid, so it would leave out nothing"
+                )
         return self
 
 

@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from ...system.errors import SmeltError
+from ...system.storage.paths import named_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+# transformers' own tag, which Jinja does not know.
+_GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+
+
+def given_template(given: str) -> str:
+    """A chat template to use instead of a model's own.
+
+    Args:
+        given: a file, or the template itself, as vLLM's ``--chat-template`` takes it.
+
+    Raises:
+        SmeltError: the file cannot be read, or it is no Jinja template.
+    """
+    from jinja2 import Environment, TemplateSyntaxError
+
+    is_file = "{{" not in given and "{%" not in given
+    try:
+        text = named_path(given).read_text(encoding="utf-8") if is_file else given
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SmeltError(
+            f"the chat template {given} cannot be read ({why}); name a file with a Jinja template"
+        ) from None
+    try:
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", text))
+    except TemplateSyntaxError as error:
+        where = f"{given}, line {error.lineno}" if is_file else "the chat template"
+        raise SmeltError(f"{where}: is not a Jinja template ({error.message}); correct it") from None
+    return text
 
 
 def conversation_text(

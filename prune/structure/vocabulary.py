@@ -121,7 +121,7 @@ class Vocabulary:
                     str(new[int(old)]): each for old, each in data["added_tokens_decoder"].items() if int(old) in new
                 }
             elif name == "generation_config.json":
-                data |= renumbered(data, new)
+                data |= renumbered(data, new) | _renumbered_lists(data, new)
             write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
     def _bytes(self) -> set[int]:
@@ -148,6 +148,18 @@ def renumbered(data: dict[str, Any], new: dict[int, int]) -> dict[str, Any]:
             found[name] = [new[each] for each in value if each in new]
         elif isinstance(value, int):
             found[name] = new.get(value)
+    return found
+
+
+def _renumbered_lists(data: dict[str, Any], new: dict[int, int]) -> dict[str, Any]:
+    """The fields of ``generation_config.json`` that forbid tokens; what names a removed token is always forbidden."""
+    found: dict[str, Any] = {}
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
+        if data.get(name):
+            found[name] = [new[each] for each in data[name] if each in new] or None
+    if data.get("bad_words_ids"):
+        words = [word for word in data["bad_words_ids"] if all(each in new for each in word)]
+        found["bad_words_ids"] = [[new[each] for each in word] for word in words] or None
     return found
 
 

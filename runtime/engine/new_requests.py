@@ -87,9 +87,7 @@ class NewRequests:
         ]
         for sequence in request.sequences:
             if self._engine.tokenizer is not None:
-                sequence.text = TextStream(
-                    self._engine.tokenizer, tokens, params.stop, skip_special_tokens=params.skip_special_tokens
-                )
+                sequence.text = TextStream.of(self._engine.tokenizer, tokens, params)
         return request
 
     def of_scoring(self, context: list[int], continuations: list[list[int]]) -> Request:

@@ -31,8 +31,9 @@ class SamplingParams:
         presence_penalty, frequency_penalty: subtracted once, or as often as it occurs, from a token of the output.
         logit_bias: added to tokens' logits.
         seed: fixes this request's draws, which without one differ from request to request; with ``Engine(reproducible=True)`` its tokens, regardless of other requests.
-        stop: strings that end the output; they are not part of it.
+        stop: strings that end the output.
         stop_token_ids: tokens that end the output.
+        include_stop_str_in_output: keep in the text what has ended it, a string or a token (a special one only without ``skip_special_tokens``).
         ignore_eos: do not stop at the model's end token.
         logprobs: report the log probabilities of this many most likely tokens with each token (the model's, before any change).
         prompt_logprobs: the same for the prompt.
@@ -56,6 +57,7 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None

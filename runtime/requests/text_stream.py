@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from .params import SamplingParams
+
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT = 8  # tokens of the prompt
 _MOST_BYTES = 4  # of a character in UTF-8
@@ -30,6 +32,7 @@ class TextStream:
         prompt: preceding tokens, which decide whether the first word begins with a space.
         stop: strings that end the text.
         skip_special_tokens: leave special tokens out.
+        include_stop: keep the stop string that ends the text.
 
     Attributes:
         text: the text to emit.
@@ -43,9 +46,10 @@ class TextStream:
         stop: tuple[str, ...],
         *,
         skip_special_tokens: bool = True,
+        include_stop: bool = False,
     ) -> None:
         self._decode = decoding(tokenizer, skip_special_tokens=skip_special_tokens)
-        self._stop = stop
+        self._stop, self._includes_stop = stop, include_stop
         self._tokens = self._context(prompt)
         self._from = 0  # decoding begins here, early enough to join words correctly
         self._to = len(self._tokens)  # text up to here is decoded
@@ -53,6 +57,17 @@ class TextStream:
         self._searched = 0  # stop strings are looked for from here on
         self.text = ""
         self.stopped_by: str | None = None
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, prompt: list[int], params: SamplingParams) -> TextStream:
+        """That of a request's output."""
+        return cls(
+            tokenizer,
+            prompt,
+            params.stop,
+            skip_special_tokens=params.skip_special_tokens,
+            include_stop=params.include_stop_str_in_output,
+        )
 
     def add(self, token: int, *, may_stop: bool = True) -> None:
         """Add a token; stop strings that begin in its text count only if it ``may_stop``."""
@@ -90,7 +105,8 @@ class TextStream:
         met = [(place, s) for s in self._stop if (place := self._decoded.find(s, start)) >= 0]
         if met:
             place, self.stopped_by = min(met)
-            self._decoded = self.text = self._decoded[:place]
+            ends = place + len(self.stopped_by) if self._includes_stop else place
+            self._decoded = self.text = self._decoded[:ends]
             return
         self.text = self._decoded[: len(self._decoded) - self._held()]
 

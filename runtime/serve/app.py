@@ -30,7 +30,7 @@ from .model.observer import Observer
 from .model.running import Running
 from .model.served_model import ServedModel
 from .openai.chat import ChatRequest, answered
-from .openai.completions import CompletionRequest, Completions
+from .openai.completions import CompletionRequest, completed
 from .openai.embeddings import EmbeddingRequest, embeddings
 from .openai.model_list import model_entry
 from .openai.responses.fields import ResponsesRequest
@@ -106,7 +106,7 @@ class Server:
         @self.app.post("/v1/completions", responses=STREAMED)
         async def completions(body: CompletionRequest, request: Request) -> Response:
             async def start(model: ServedModel, name: str) -> Answer:
-                return Completions(body, model, f"cmpl-{name}")
+                return await completed(body, model, f"cmpl-{name}")
 
             return await self._answer(request, body.model, start, streams=bool(body.stream))
 

@@ -16,6 +16,21 @@ _TAIL = 32
 
 
 @dataclass(frozen=True)
+class AnswerOptions:
+    """How all models of a server answer.
+
+    Attributes:
+        tool_call_parser: the format of their calls; ``auto`` takes it from the chat template.
+        chat_template: used instead of their own; None for their own.
+        stream_interval: every how many tokens a stream has an event.
+    """
+
+    tool_call_parser: str = "auto"
+    chat_template: str | None = None
+    stream_interval: int = 1
+
+
+@dataclass(frozen=True)
 class AnswerFormat:
     """A model's format.
 

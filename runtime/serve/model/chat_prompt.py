@@ -155,7 +155,7 @@ async def chat_prompt(
         constraint = await asyncio.to_thread(model.compile, grammar, form.reasoning_end(tokens))
         params = replace(params, constraint=constraint)
     # Tags may be special tokens.
-    params = replace(params, skip_special_tokens=not tools and form.tags is None)
+    params = replace(params, skip_special_tokens=params.skip_special_tokens and not tools and form.tags is None)
 
     def parser() -> Parser:
         found = form.reader(tokens, calls=bool(tools))

@@ -12,7 +12,7 @@ from ...engine.engine_thread import EngineThread
 from ...engine.ranks.reserve import share_of
 from ...engine.setup.config import EngineConfig
 from ...engine.setup.loading import in_own_thread
-from .answer_format import AnswerFormat
+from .answer_format import AnswerFormat, AnswerOptions
 from .served_model import ServedModel
 
 
@@ -22,19 +22,16 @@ class ModelLoader:
     Args:
         config: of each engine.
         share: how many models share the memory that is free now, evenly.
-        tool_call_parser: the format of their calls; ``auto`` takes it from the chat template.
-        stream_interval: every how many tokens their streams have an event.
+        options: how they answer.
 
     Raises:
         RuntimeProblem: there is no parser of that name, or no such device.
     """
 
-    def __init__(
-        self, config: EngineConfig, share: int, tool_call_parser: str = "auto", stream_interval: int = 1
-    ) -> None:
-        AnswerFormat.of(None, tool_call_parser)  # refuses a name that is not known
+    def __init__(self, config: EngineConfig, share: int, options: AnswerOptions | None = None) -> None:
+        self._options = options or AnswerOptions()
+        AnswerFormat.of(None, self._options.tool_call_parser)  # refuses a name that is not known
         self.share = share
-        self._parser, self._interval = tool_call_parser, stream_interval
         self._thread = EngineThread()
         self._config = share_of(config, share)
 
@@ -50,7 +47,7 @@ class ModelLoader:
         """
         path = find_checkpoint(str(checkpoint)).path
         engine = in_own_thread(partial(Engine, path, self._config, thread=self._thread))
-        return ServedModel(name, engine, path, tool_call_parser=self._parser, stream_interval=self._interval)
+        return ServedModel(name, engine, path, options=self._options)
 
 
 def load_all(loader: ModelLoader, models: Mapping[str, str | Path], adapters: Mapping[str, str]) -> list[ServedModel]:

@@ -58,7 +58,7 @@ class Running:
             raise
         for number, stream in enumerate(self._streams):
             stream.watchers = [each[number] for each in watches]
-            stream.interval = model.stream_interval
+            stream.interval = model.options.stream_interval
 
     def __enter__(self) -> Running:
         return self

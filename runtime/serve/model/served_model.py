@@ -23,7 +23,7 @@ from ...requests.params import SamplingParams
 from ..constraints.compiler import Compiler
 from ..constraints.grammar import Grammar
 from ..http.errors import ApiError, busy, refused, too_long
-from .answer_format import AnswerFormat
+from .answer_format import AnswerFormat, AnswerOptions
 from .observer import Observer
 
 
@@ -42,11 +42,10 @@ class ServedModel:
         engine: all of whose requests come through here.
         path: of its checkpoint.
         created: when it was loaded, in seconds since 1970.
-        tool_call_parser: the format of its calls; ``auto`` takes it from the chat template.
+        options: how it answers.
         tokenizer: a copy of the engine's: the tokenizers library allows one thread at a time.
         format: of its answers.
         embeds: held while one prompt is embedded, whose keys and values are outside of the engine's cache.
-        stream_interval: every how many tokens a stream has an event.
         observers: of its requests.
         adapter: the name of the LoRA adapter that changes it; None for the base model.
         base: what the adapter changes; None for a base model.
@@ -58,8 +57,7 @@ class ServedModel:
     engine: Engine
     path: Path
     created: int = field(default_factory=lambda: int(time.time()))
-    tool_call_parser: str = "auto"
-    stream_interval: int = 1
+    options: AnswerOptions = field(default_factory=AnswerOptions)
     tokenizer: Any = field(init=False)
     format: AnswerFormat = field(init=False)
     observers: tuple[Observer, ...] = ()
@@ -73,7 +71,9 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         self.tokenizer = copy.deepcopy(self.engine.tokenizer)
-        self.format = AnswerFormat.of(self.tokenizer, self.tool_call_parser)
+        if self.options.chat_template is not None and self.tokenizer is not None:
+            self.tokenizer.chat_template = self.options.chat_template
+        self.format = AnswerFormat.of(self.tokenizer, self.options.tool_call_parser)
 
     def variant(self, adapter: str) -> ServedModel:
         """The same model with an adapter that its engine has loaded, under the adapter's name."""

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from ...requests.output import Completion
 from ..answer.parts import CallArguments, CallStart, Content, Parser, Part, Reasoning, WholeAnswer
-from ..constraints.formats import ResponseFormat, StructuredOutputs
 from ..http.errors import ApiError
 from ..model.chat_prompt import ChatOptions, ChatPrompt, Tool, ToolChoice, chat_prompt
 from ..model.deltas import Delta, Deltas
@@ -39,14 +38,12 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
-    response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
 
-    structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from ...requests.constraint import Constraint
 from ...requests.output import RequestOutput
 from ...requests.sequence import TokenLogprobs
+from ..constraints.formats import grammar_of
 from ..http.errors import ApiError
 from ..model.deltas import Delta, Deltas
 from ..model.running import Running
@@ -80,10 +83,12 @@ class Completions:
         request: the body.
         model: that answers.
         name: of the request.
+        constraint: of the text that follows each prompt.
     """
 
-    def __init__(self, request: CompletionRequest, model: ServedModel, name: str) -> None:
-        request.check()
+    def __init__(
+        self, request: CompletionRequest, model: ServedModel, name: str, constraint: Constraint | None = None
+    ) -> None:
         self._request = request
         self._model = model
         self._head = {"id": name, "object": "text_completion", "created": int(time.time()), "model": model.name}
@@ -93,6 +98,7 @@ class Completions:
             max_tokens=max(1, request.max_tokens) if request.max_tokens is not None else None,
             logprobs=wants,
             prompt_logprobs=prompt_wants,
+            constraint=constraint,
         )
         self._texts = TokenText(model)
         prompts = request.prompts(model)
@@ -159,3 +165,15 @@ class Completions:
         if isinstance(delta.stopped_by, str) or (delta.stopped_by in (self._request.stop_token_ids or ())):
             choice["stop_reason"] = delta.stopped_by
         return choice
+
+
+async def completed(request: CompletionRequest, model: ServedModel, name: str) -> Completions:
+    """A request whose constraint is compiled, and that runs.
+
+    Raises:
+        ApiError: it cannot be served.
+    """
+    request.check()
+    grammar = grammar_of(request.response_format, request.structured_outputs)
+    constraint = None if grammar is None else await asyncio.to_thread(model.compile, grammar, None)
+    return Completions(request, model, name, constraint)

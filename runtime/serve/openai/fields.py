@@ -8,7 +8,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....system.errors import SmeltError
+from ...requests.constraint import Constraint
 from ...requests.params import SamplingParams
+from ..constraints.formats import ResponseFormat, StructuredOutputs
 from ..http.errors import ApiError, refused
 from ..model.scheduling import LONGEST_STOP, MOST_STOPS, SchedulingFields
 
@@ -110,11 +112,22 @@ class SamplingFields(ChoosingFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     min_tokens: Annotated[int, Field(ge=0)] = 0
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
-    def sampling(self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+    def sampling(
+        self,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+        constraint: Constraint | None = None,
+    ) -> SamplingParams:
         """The engine's parameters.
 
         Raises:
@@ -125,9 +138,12 @@ class SamplingFields(ChoosingFields):
             min_tokens=self.min_tokens,
             logit_bias=self.logit_bias or {},
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             n=self.n or 1,
+            constraint=constraint,
         )
 
     def check_prompt_logprobs(self, prompts: Sequence[Sequence[int]], count: int | None) -> None:

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from starlette.types import Message
 from ...engine.setup.config import EngineConfig
 from ..app import Server
 from ..http.config import ServerConfig
+from ..model.answer_format import AnswerOptions
 from ..model.loader import ModelLoader, load_all
 from ..model.models import ServedModels
 from ..run import share_interpreter
@@ -37,8 +38,7 @@ class ReplicaPlan:
         adapters: of the first, by name.
         engine: the options of each engine.
         config: the server's, without what the front does.
-        tool_call_parser: the format of calls.
-        stream_interval: every how many tokens a stream has an event.
+        answers: how the models answer.
         shares: how many engines share the memory of `engine`; by default one for each model.
     """
 
@@ -46,8 +46,7 @@ class ReplicaPlan:
     adapters: dict[str, str]
     engine: EngineConfig
     config: ServerConfig
-    tool_call_parser: str = "auto"
-    stream_interval: int = 1
+    answers: AnswerOptions = field(default_factory=AnswerOptions)
     shares: int | None = None
 
 
@@ -74,7 +73,7 @@ class EngineReplica:
         share_interpreter()
         # Which of several answers is not known before, and the same request twice is not to have the same answer.
         engine = replace(plan.engine, seed=secrets.randbits(62))
-        loader = ModelLoader(engine, plan.shares or len(plan.models), plan.tool_call_parser, plan.stream_interval)
+        loader = ModelLoader(engine, plan.shares or len(plan.models), plan.answers)
         self._server = Server(ServedModels(load_all(loader, plan.models, plan.adapters)), plan.config)
         self._name = "alone"
         if latest is not None:

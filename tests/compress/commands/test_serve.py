@@ -73,6 +73,8 @@ def test_several_models_answer_by_their_names() -> None:
         (["--model", "smelt-6m=builtin:smelt-6m"], "another model is named smelt-6m"),
         (["--model", "b=./not-there"], "not found"),
         (["--tool-call-parser", "qwen"], "tool_call_parser is 'qwen'"),
+        (["--chat-template", "{% if x %}"], "the chat template: is not a Jinja template"),
+        (["--chat-template", "not-there.jinja"], "the chat template not-there.jinja cannot be read"),
         (["--lora", "mine=./not-there"], "adapter_config.json"),
         (["--model", "b=builtin:smelt-6m", "--max-models", "1"], "--max-models is 1, but 2 models are named"),
         (["--log-format", "xml"], "log_format is 'xml'"),

@@ -105,6 +105,7 @@ def test_names_of_trials_are_names_of_directories(sweep_file: Callable[..., Path
         ({"trials": [{"seed": 1}, {"seed": 1}]}, "two trials are identical: seed1"),
         ({"grid": {SCHEME: ["W4A16"]}, "exclude": [{}]}, "exclude has an entry without fields"),
         ({"grid": {SCHEME: ["W4A16"]}, "exclude": [{SCHEME: "W4A16"}]}, "exclude leaves no trial"),
+        ({"grid": {SCHEME: ["W4A16"]}, "exclude": [{SCHEME: "w4a16"}]}, "w4a16, which is not among its values in grid"),
         (
             {"grid": {SCHEME: ["W4A16"]}, "exclude": [{"steps.0.quantize.shceme": "W4A16"}]},
             "which is not in grid; did you mean steps.0.quantize.scheme?",

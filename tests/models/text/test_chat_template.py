@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from smelt.models.text.chat_template import conversation_tokens
+from smelt.models.text.chat_template import conversation_tokens, given_template
 from smelt.system.errors import SmeltError
 from transformers import AutoTokenizer
 
@@ -31,3 +33,31 @@ def test_variables_of_a_template_are_given_and_settings_of_the_tokenizer_are_not
     ):
         with pytest.raises(SmeltError, match=f"^{name} is no variable of the model's chat template"):
             conversation_tokens(tokenizer, turns, template={name: value})
+
+
+def test_a_template_is_given_by_file_or_as_it_is(tmp_path: Path) -> None:
+    assert given_template(TEMPLATE) == TEMPLATE
+    file = tmp_path / "mine.jinja"
+    # transformers' tag for what is trained on, which Jinja alone does not know, and a loop's break.
+    text = "{% for m in messages %}{% generation %}{{ m.content }}{%- endgeneration -%}{% break %}{% endfor %}"
+    file.write_text(text)
+    assert given_template(str(file)) == text
+    tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
+    tokenizer.chat_template = text
+    assert tokenizer.decode(conversation_tokens(tokenizer, [{"role": "user", "content": "The house"}])) == "The house"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{{ messages", "line 1: is not a Jinja template"),
+        (b"\xff\xfe{{ a }}", "cannot be read .it is not UTF-8"),
+        (None, "cannot be read .No such file"),
+    ],
+)
+def test_what_is_no_template_is_refused(content: bytes | None, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(SmeltError, match=says):
+        given_template(str(file))

@@ -15,7 +15,7 @@ from smelt.models.text.windows import recut
 from smelt.prune.structure.vocabulary import Vocabulary
 from smelt.runtime import Engine, SamplingParams
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from .recipe import recipe_of
 
@@ -66,6 +66,21 @@ def test_then_quantized_and_served(architecture: str, tiny: Callable[..., Path],
     engine = Engine(checkpoint)
     served = engine.generate(["The harbour was"], SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))[0]
     assert max(served.completions[0].tokens) < engine.model.spec.vocabulary < 600
+
+
+def test_forbidden_tokens_stay_forbidden(tiny: Callable[..., Path], corpus: Path, tmp_path: Path) -> None:
+    model = tiny("llama")
+    before = AutoTokenizer.from_pretrained(model)
+    kept, other = before(" lighthouse").input_ids, before(" Zweiundvierzig").input_ids
+    path = model / "generation_config.json"
+    written = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(written | {"suppress_tokens": kept[:1], "bad_words_ids": [kept, other]}))
+    checkpoint = run(recipe_of(model, tmp_path / "out", _prune(corpus))).checkpoint
+    after = AutoTokenizer.from_pretrained(checkpoint)
+    generation = GenerationConfig.from_pretrained(checkpoint)
+    assert after.convert_ids_to_tokens(generation.suppress_tokens) == before.convert_ids_to_tokens(kept[:1])
+    names = [after.convert_ids_to_tokens(word) for word in generation.bad_words_ids]
+    assert names == [before.convert_ids_to_tokens(kept)]
 
 
 def _byte_fallback() -> Tokenizer:

@@ -12,7 +12,11 @@ import pytest
 from pydantic import BaseModel
 from smelt.runtime import SamplingParams
 from smelt.runtime.engine.engine import Engine
+from smelt.runtime.serve.answer.table import PARSERS
+from smelt.runtime.serve.model.answer_format import AnswerOptions
+from smelt.runtime.serve.model.served_model import ServedModel
 
+from ....tiny import SMELT_6M
 from ..serving import Serving
 
 MESSAGES: list[Any] = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Where is London?"}]
@@ -46,6 +50,15 @@ def test_an_answer_continues_what_the_template_writes(client: openai.OpenAI, eng
     assert found.choices[0].message.content == wanted.completions[0].text
     assert found.usage is not None
     assert found.usage.prompt_tokens == len(wanted.prompt_tokens)
+
+
+def test_another_template_is_used_where_one_is_given(engine: Engine) -> None:
+    template = "{% for m in messages %}{{ m.content }} was{% endfor %}<tool_call>"
+    model = ServedModel("mine", engine, SMELT_6M, options=AnswerOptions(chat_template=template))
+    tokens = model.conversation([{"role": "user", "content": "The house"}])
+    assert model.decode(tokens).endswith("The house was<tool_call>")
+    assert model.format.call_parser is PARSERS["hermes"]
+    assert engine.tokenizer.chat_template != template  # other servers of the engine keep theirs
 
 
 def test_control_tokens_of_users_are_text(server: Serving) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx2
@@ -85,6 +86,50 @@ def test_stop_strings_end_the_text_before_them(client: openai.OpenAI, engine: En
     assert found.choices[0].text == text[: text.index(stop)]
     assert found.choices[0].finish_reason == "stop"
     assert (found.choices[0].model_extra or {})["stop_reason"] == stop
+
+
+def test_what_ends_a_text_is_kept_if_asked_for(client: openai.OpenAI, engine: Engine, server: Serving) -> None:
+    whole = engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=20))[0].completions[0]
+    text = whole.text or ""
+    asked: dict[str, Any] = {"model": "smelt-6m", "prompt": PROMPT, "max_tokens": 20, "temperature": 0}
+    kept = {"include_stop_str_in_output": True}
+    stop = text[10:14]
+    found = client.completions.create(**asked, stop=[stop], extra_body=kept).choices[0]
+    assert found.text == text[: text.index(stop) + len(stop)]
+    lenient = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    pieces = lenient.completions.create(**asked, stop=[stop], stream=True, extra_body=kept)
+    assert "".join(piece.choices[0].text for piece in pieces) == found.text
+    token = whole.tokens[5]
+    first = whole.tokens.index(token)
+    for extra, count in ((kept, first + 1), ({}, first)):
+        found = client.completions.create(**asked, extra_body={**extra, "stop_token_ids": [token]}).choices[0]
+        assert found.text == next(iter(server.models)).decode(whole.tokens[:count])
+        assert (found.model_extra or {})["stop_reason"] == token
+
+
+def test_special_tokens_are_kept_if_asked_for(client: openai.OpenAI, engine: Engine) -> None:
+    end = next(iter(engine.ends))
+    asked: dict[str, Any] = {"model": "smelt-6m", "prompt": PROMPT, "max_tokens": 2, "logit_bias": {str(end): 100}}
+    for skips in (True, False):
+        extra = {"ignore_eos": True, "skip_special_tokens": skips}
+        found = client.completions.create(**asked, extra_body=extra).choices[0].text
+        assert found == engine.tokenizer.decode([end, end], skip_special_tokens=skips)
+
+
+@pytest.mark.parametrize(
+    ("extra", "matches"),
+    [
+        ({"structured_outputs": {"regex": "[a-z]{3}-[0-9]{2}"}}, "[a-z]{3}-[0-9]{2}"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"response_format": {"type": "json_object"}}, r"(?s)\{.*"),
+    ],
+)
+def test_structures_are_followed_after_each_prompt(extra: dict[str, Any], matches: str, client: openai.OpenAI) -> None:
+    found = client.completions.create(
+        model="smelt-6m", prompt=[PROMPT, "Once upon a time"], max_tokens=20, n=2, temperature=0.8, extra_body=extra
+    )
+    assert len(found.choices) == 4
+    assert all(re.fullmatch(matches, choice.text) for choice in found.choices)
 
 
 def test_samples_of_a_seed_repeat_and_differ_from_each_other(client: openai.OpenAI) -> None:
