@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -92,8 +93,9 @@ class Results:
             if differing:
                 log(f"{earlier.name}: begun anew, as {', '.join(differing)} changed since it was taken")
                 if earlier == self.path:
-                    self._other = self.path.with_suffix(f".{known.get('date', 'earlier')}.json.old")
+                    self._other = _unused(self.path, known.get("date", "earlier"))
                 continue
+            self.missing = known.get("missing", [])
             entries = [Entry(**entry) for entry in known["entries"]]
             self.entries = {entry.identity: entry for entry in entries}
             done = sum(e.state == "done" and e.source == self._source for e in entries)
@@ -145,6 +147,12 @@ class Results:
         partial = self.path.with_suffix(".partial")
         partial.write_text(_listed(data))
         partial.replace(self.path)
+
+
+def _unused(path: Path, date: str) -> Path:
+    """A name beside a file that none has yet."""
+    names = (path.with_suffix(f".{date}{f'-{number}' if number > 1 else ''}.json.old") for number in itertools.count(1))
+    return next(each for each in names if not each.exists())
 
 
 def source_hash() -> str:

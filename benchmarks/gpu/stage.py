@@ -96,8 +96,8 @@ def _summary(given: argparse.Namespace, files: dict[str, Results], outcomes: dic
 
 
 def _missing(stage: str, results: Results, outcomes: dict[str, PartOutcome]) -> list[str]:
-    """What a file lacks of all its stage's jobs, whichever were chosen now."""
-    found = []
+    """What a file lacks of all its stage's jobs, whichever were chosen now; of parts that did not run, what it lacked before."""
+    found = [line for line in results.missing if line.partition(":")[0] not in outcomes]
     for name, outcome in outcomes.items():
         if (stage, name) not in STAGES[stage]:
             continue

@@ -47,7 +47,7 @@ def dense(
     other = (vocabulary + 2 * layers + 1) * hidden * itemsize
     return ModelSize(
         name, layers, hidden, layers * hidden, vocabulary, linears, head, other, 2 * layers * cached, layers * kv_heads,
-        "auto", itemsize, longest,
+        "auto", itemsize, longest, heads=((heads, kv_heads),),
     )  # fmt: skip
 
 

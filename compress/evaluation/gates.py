@@ -163,5 +163,16 @@ def raise_unmeasured(gates: Sequence[Gate], settings: Evaluate, *, baseline: boo
     """
     has = {"speed": bool(settings.speed), "tasks": bool(settings.tasks), "drafter": settings.drafter is not None}
     problems = [problem for gate in gates if (problem := gate.problem(baseline=baseline, **has)) is not None]
+    of_tasks = [gate for gate in gates if gate.metric.startswith("task:")]
+    if of_tasks and not problems:
+        from .problems import find_tasks  # imported late: lm-eval takes seconds
+
+        tasks = find_tasks(settings)
+        known = [] if tasks is None else [*tasks.loaded, *tasks.groups]
+        for gate in of_tasks:
+            name = gate.metric.removeprefix("task:")
+            if name not in known:
+                more = nearest_name(name, known) or f"; those are {', '.join(known)}"
+                problems.append(f"--fail-if {gate.text!r}: {name} is none of the tasks{more}")
     if problems:
         raise SmeltError("\n".join(problems))

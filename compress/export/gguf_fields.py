@@ -13,7 +13,7 @@ def fields_of(config: Any, spec: DecoderSpec, architecture: Architecture) -> dic
     eps = "rms_epsilon" if spec.norm.startswith("rms") else "epsilon"
     found: dict[str, Any] = {
         "vocab_size": spec.vocabulary,
-        "context_length": spec.max_length,
+        "context_length": spec.unscaled_length,
         "embedding_length": spec.hidden,
         "block_count": len(spec.layers),
         "feed_forward_length": _feed_forward(config),

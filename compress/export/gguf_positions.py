@@ -68,7 +68,7 @@ def _linear(found: Positions, rope: Rope, parameters: dict[str, Any], *_: Any) -
 
 def _dynamic(found: Positions, rope: Rope, parameters: dict[str, Any], spec: DecoderSpec, _: Architecture) -> None:
     found.notes.append(
-        f"llama.cpp does not scale RoPE by the prompt's length: beyond {spec.max_length} tokens its outputs differ"
+        f"llama.cpp does not scale RoPE by the prompt's length: beyond {spec.unscaled_length} tokens its outputs differ"
     )
 
 

@@ -408,7 +408,11 @@ def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:
 
 def _held(output: Path) -> int:
     """Bytes of an output directory's files."""
-    return sum(path.stat().st_size for path in output.rglob("*") if path.is_file() and not path.is_symlink())
+    found = 0
+    for path in output.rglob("*"):
+        with suppress(OSError):  # another run may be working there, which is refused later
+            found += path.lstat().st_size if path.is_file() and not path.is_symlink() else 0
+    return found
 
 
 def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost, *, reads_text: bool) -> list[Problem]:

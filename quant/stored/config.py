@@ -90,12 +90,21 @@ def needs(schemes: list[Scheme], *, experts: bool, cached: bool) -> Needs:
     return "dequantizing" if alone and not experts else "plug-in"
 
 
+_OFFLINE = ("weight_input", "weight_output")
+
+
 def online_transforms(data: Mapping[str, Any]) -> str | None:
     """Why a checkpoint with this ``quantization_config`` cannot be computed: its inputs or weights are transformed as it runs."""
     groups = (data.get("transform_config") or {}).get("config_groups") or {}
-    if not groups:
+    # Those of weights alone are in the stored weights already; llm-compressor records them, too.
+    online = [
+        str(name)
+        for name, group in groups.items()
+        if any(each.get("location") not in _OFFLINE for each in (group or {}).get("apply") or [{}])
+    ]
+    if not online:
         return None
-    return f"it needs transforms while it runs (transform_config: {', '.join(map(str, groups))}), which Smelt does not compute"
+    return f"it needs transforms while it runs (transform_config: {', '.join(online)}), which Smelt does not compute"
 
 
 class StoredSchemes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from hashlib import blake2b
 
@@ -177,6 +178,10 @@ class BlockCache:
         for block in blocks:
             self._hold(block)
         return list(blocks)
+
+    def shared(self, blocks: list[int]) -> list[int]:
+        """Those of a sequence's blocks that others hold, too: its first ones, since who shares a block shares all before it."""
+        return blocks[: bisect_left(blocks, True, key=lambda block: self._holders[block] == 1)]
 
     def publish(self, blocks: list[int], keys: list[bytes], tokens: list[int], computed: int, salt: bytes) -> None:
         """Publish the blocks that ``computed`` positions fill, and append their keys to ``keys``."""

@@ -85,6 +85,7 @@ class ModelSize:
         itemsize: of the compute dtype.
         max_length: the most positions.
         windows: of layers that do not see all positions: how many they see, and these layers' share of keys and values.
+        heads: the numbers of query and of key-value heads that layers have.
     """
 
     name: str
@@ -101,6 +102,7 @@ class ModelSize:
     itemsize: int
     max_length: int
     windows: tuple[tuple[int, float], ...] = ()
+    heads: tuple[tuple[int, int], ...] = ()
 
     @property
     def weight_bytes(self) -> int:
@@ -124,6 +126,21 @@ class ModelSize:
         for each in self.linears:
             counted[each.scheme] += each.numel
         return [name for name, _ in counted.most_common()]
+
+    def cache_share(self, devices: int) -> float:
+        """How many times the cache of one device all those need that share every layer: as much as the one with most heads, each.
+
+        Raises:
+            RuntimeProblem: the heads cannot be divided, as in the engine.
+        """
+        for queries, shared in self.heads:
+            copies = devices // shared
+            if copies and (devices % shared or queries // shared % copies):
+                raise RuntimeProblem(
+                    f"{self.name}'s {queries} query heads and {shared} key-value heads cannot be divided between {devices}"
+                    " devices; use fewer"
+                )
+        return max((devices * -(-shared // devices) / shared for _, shared in self.heads), default=1.0)
 
     def with_cache(self, kv_dtype: str) -> ModelSize:
         """The same model with another cache."""
@@ -211,6 +228,15 @@ def model_size(
         dtype.itemsize,
         spec.max_length,
         _windows(spec),
+        tuple(
+            sorted(
+                {
+                    (each.heads or spec.heads, each.key_value_heads or spec.key_value_heads)
+                    for each in spec.layers
+                    if each.attends
+                }
+            )
+        ),
     )
 
 

@@ -131,6 +131,11 @@ class DecoderSpec:
         """The largest number of query heads of a layer."""
         return max(layer.heads or self.heads for layer in self.layers)
 
+    @property
+    def unscaled_length(self) -> int:
+        """How long a sequence may get with the positions of a short one, where they depend on its length; else ``max_length``."""
+        return min((rope.unscaled_length or self.max_length for rope in self.ropes.values()), default=self.max_length)
+
 
 Config = Any
 

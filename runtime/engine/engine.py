@@ -118,6 +118,7 @@ class Engine:
         self.scheduler.same_rows = share.model.operators.same_rows
         self.on_step: Callable[[StepPlan], object] | None = None
         self._handle: tuple[StepPlan, StepHandle] | None = None
+        self._unreturned: list[RequestOutput] = []
         self._awaited: set[str] = set()  # requests whose tokens are needed before the next step is scheduled
         self._requests: dict[str, Request] = {}
         self._sinks: dict[str, Sink] = {}
@@ -477,39 +478,46 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one step. Returns the state of every request that progressed.
 
-        An interrupt is raised when the step is complete, so that the engine can go on.
+        An interrupt is raised when the step is complete, so that the engine can go on; the next call returns its outputs, too.
         """
         with waiting_interrupts(), self._lock:
-            handle, changed, started = self._handle, [], None
-            try:
-                # A step may start before the previous one has returned its tokens, if they are not needed in between.
-                if self._awaited:
-                    changed += self._collect()
-                changed += self._expire(time.perf_counter())
-                started = self._started(self.scheduler.schedule(time.perf_counter()))
+            outputs = [*self._unreturned, *self._step()]
+        self._unreturned.clear()
+        return outputs
+
+    def _step(self) -> list[RequestOutput]:
+        handle, changed, started = self._handle, [], None
+        try:
+            # A step may start before the previous one has returned its tokens, if they are not needed in between.
+            if self._awaited:
                 changed += self._collect()
-                self._handle = started
-                if started is not None and started[1].completed:
-                    changed += self._collect()
-            except BaseException:
-                self._handle = None
-                self._fail_all("the engine failed while computing this request's step")
-                # Blocks that the step was to fill or to swap can be found by their keys already.
-                self.cache.forget()
-                raise
-            if handle is None and started is None and not changed and self.scheduler.has_work:
-                # Requests are checked to fit, so this would be a bug; better than looping forever.
-                self._fail_all("this request cannot be scheduled")
-                raise RuntimeProblem("no waiting request fits into the cache; this is a bug in Smelt, please report it")
-            changed = list({request.id: request for request in changed}.values())
-            outputs = [RequestOutput.of(request) for request in changed]
-            for output in outputs:
-                sink = self._sinks.get(output.id)
-                if sink is not None:
-                    sink(output)
-                if output.finished:
-                    self._forget(output.id)
-            return outputs
+            changed += self._expire(time.perf_counter())
+            started = self._started(self.scheduler.schedule(time.perf_counter()))
+            changed += self._collect()
+            self._handle = started
+            if started is not None and started[1].completed:
+                changed += self._collect()
+        except BaseException:
+            self._handle = None
+            self._fail_all("the engine failed while computing this request's step")
+            # Blocks that the step was to fill or to swap can be found by their keys already.
+            self.cache.forget()
+            raise
+        if handle is None and started is None and not changed and self.scheduler.has_work:
+            # Requests are checked to fit, so this would be a bug; better than looping forever.
+            self._fail_all("this request cannot be scheduled")
+            raise RuntimeProblem("no waiting request fits into the cache; this is a bug in Smelt, please report it")
+        changed = list({request.id: request for request in changed}.values())
+        outputs = [RequestOutput.of(request) for request in changed]
+        for output in outputs:
+            sink = self._sinks.get(output.id)
+            if sink is None:
+                self._unreturned.append(output)
+            else:
+                sink(output)
+            if output.finished:
+                self._forget(output.id)
+        return outputs
 
     def _expire(self, now: float) -> list[Request]:
         """End the requests whose deadline has passed."""
@@ -532,8 +540,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is not finished."""
-        return bool(self._requests)
+        """Whether any request is not finished, or has outputs that an interrupt kept :meth:`step` from returning."""
+        return bool(self._requests or self._unreturned)
 
     def is_running(self, id: str) -> bool:
         """Whether a request is known and not finished."""

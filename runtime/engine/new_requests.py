@@ -69,6 +69,10 @@ class NewRequests:
         if problem:
             raise RuntimeProblem(problem)
         most = self._engine.max_length - len(tokens)
+        if params.max_tokens is None:
+            # A sequence that may grow longer would have other frequencies from its first token on.
+            unscaled = self._engine.model.spec.unscaled_length
+            most = min(most, unscaled - len(tokens)) if unscaled > len(tokens) else most
         grows_to = len(tokens) + min(most, params.max_tokens or most)
         # No more than there are: a device has 32 bits for them.
         vocabulary = self._engine.model.spec.vocabulary

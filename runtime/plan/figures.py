@@ -75,7 +75,7 @@ def figures(size: ModelSize, device: DeviceCost, load: PlanLoad) -> Figures:
         RuntimeProblem: a constant that is needed is not known, or the device was calibrated alone.
     """
     cost = device.cost(size, tensor_parallel=load.devices)
-    cache = -(-load.context // _BLOCK) * _BLOCK * size.kv_bytes
+    cache = -(-load.context // _BLOCK) * _BLOCK * size.kv_bytes * size.cache_share(load.devices)
     left = usable_memory(load.memory_bytes) - size.weight_bytes
     sequences = max(0, int(left / cache))
     one = cost.seconds(decode_work(1, load.context))

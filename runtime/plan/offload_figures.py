@@ -61,7 +61,7 @@ def offload_figures(
     layers = sum(each.nbytes * each.count for each in size.linears)
     elsewhere = size.weight_bytes - layers
     left = usable_memory(memory_bytes) - elsewhere - 2 * layers / size.layers
-    cache = context * size.kv_bytes
+    cache = context * size.kv_bytes * size.cache_share(devices)
     # The engine gives the cache no more than half of it.
     cached = min(batch * cache, left / 2)
     if cached < cache:

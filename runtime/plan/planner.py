@@ -207,12 +207,10 @@ def plan(directory: ModelDirectory, request: PlanRequest, log: Log = lambda _: N
         raise RuntimeProblem(
             f"--context is {context:,}, but {model.name} has at most {model.max_length:,} positions; lower it"
         )
-    heads = model.kv_heads // model.layers
-    if heads % request.devices:
-        raise RuntimeProblem(
-            f"--devices: {model.name}'s {heads} key-value heads cannot be divided among {request.devices} devices; choose a"
-            f" divisor of {heads}"
-        )
+    try:
+        model.cache_share(request.devices)
+    except RuntimeProblem as problem:
+        raise RuntimeProblem(f"--devices: {problem}") from None
     limit = min([request.devices * device.memory_bytes, *(t.value for t in request.targets if t.name == "memory")])
     load = PlanLoad(context, request.batch, request.token_budget, request.devices, limit)
     constants = device.device

@@ -52,6 +52,7 @@ class Sequence:
         pending: how many of its tokens are being sampled and not yet in ``tokens``.
         blocks, keys: cache blocks, and the keys of those published or found.
         admitted: whether it runs: it holds blocks, and no longer waits.
+        refused_at: the scheduler's count of changes when it was last not admitted.
         saved: blocks in host memory that continue ``blocks``, while it waits.
         swapped: whether these are its own, saved when it was preempted; otherwise they were found for its prefix.
         finish: why it ended: ``stop``, ``length``, ``abort``, ``deadline`` or ``error``; None while it runs.
@@ -72,6 +73,7 @@ class Sequence:
         self.blocks: list[int] = []
         self.keys: list[bytes] = []
         self.admitted = False
+        self.refused_at: int | None = None
         self.saved: list[SavedBlock] = []
         self.swapped = False
         self.finish: str | None = None

@@ -57,9 +57,9 @@ class PeakAdmission:
         seen: set[int] = set()
         for count, (steps, sequence) in enumerate(left, start=1):
             full = sequence.blocks[: len(sequence.tokens) // size]
-            before = len(seen)
-            seen.update(full)
-            held += len(sequence.tokens) - size * (len(full) - (len(seen) - before))
+            shared, before = self._cache.shared(full), len(seen)
+            seen.update(shared)
+            held += len(sequence.tokens) - size * (len(shared) - (len(seen) - before))
             # Each sequence's last block is half full on average.
             most = max(most, -(-(held + count * (steps + size // 2)) // size))
         return most

@@ -71,6 +71,7 @@ class Scheduler:
         self.drafting = drafting
         self.most_verified: int | None = None
         self.same_rows: int | None = None
+        self._changes = 0  # of what admission depends on: who runs, and what the cache holds
         self._arrivals = 0
         self._committed = 0.0
         self._is_step = True  # the last plan: an empty one is not executed
@@ -136,6 +137,7 @@ class Scheduler:
             if sequence.finish is None and sequence.admitted:
                 self._spare[self._spare.index(block)], sequence.blocks[place] = sequence.blocks[place], block
         self.cache.release(self._spare)
+        self._changes += any(chunk.count > 1 for chunk in plan.chunks)  # of prompts, whose blocks others may find
         seconds = now - max(plan.at, self._committed)
         self.policy.ran(plan, seconds)
         if self._swapping is not None:
@@ -201,6 +203,7 @@ class Scheduler:
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Run ``child`` alongside ``parent``, sharing its computed blocks."""
+        self._changes += 1
         child.blocks = self.cache.fork(parent.blocks)
         child.keys = list(parent.keys)
         child.computed = parent.computed
@@ -218,6 +221,7 @@ class Scheduler:
         if self._admission is not None and sequence.finish is None and reason in ("stop", "length"):
             self._admission.ended(sequence)
         sequence.finish = sequence.finish or reason
+        self._changes += 1
         self._drop(sequence)
         sequence.candidates = None
         if sequence in self.running:
@@ -319,6 +323,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
         """Free a sequence's blocks, which are saved in host memory or computed again from its tokens when there is room."""
         assert all(chunk.sequence is not sequence for chunk in plan.chunks), "who is in the step must not give way"
+        self._changes += 1
         self.preemptions += 1
         sequence.request.preemptions += 1
         sequence.admitted = False
@@ -347,10 +352,13 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
         """Start a waiting sequence; returns how many of its tokens the step computes, 0 if it has to wait."""
+        if sequence.refused_at == self._changes and not self.policy.pauses:
+            return 0  # as before, without looking a long prompt's prefix up at each step
         allowed = self._is_allowed(sequence, plan)
         self._find(sequence)
         if not allowed and not (sequence.blocks and self._is_allowed(sequence, plan)):  # with a prefix that others hold
             self._put_back(sequence)
+            sequence.refused_at = self._changes
             return 0  # one of those that run will end, and free its blocks
         count = self.policy.count(sequence, budget, plan, self.token_budget)
         while count > 0 and not self._has_room(sequence):
@@ -372,6 +380,7 @@ class Scheduler:
         plan.copies.extend(copies)
         self.waiting.remove(sequence)
         self.running.append(sequence)
+        self._changes += 1
         sequence.admitted = True
         plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
         return count

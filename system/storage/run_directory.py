@@ -177,7 +177,9 @@ class Output:
         for text in strings_in(self._reads):
             try:
                 read = named_path(text).resolve()
-                is_lost = read.exists() and any(read.is_relative_to(each) for each in removed)
+                # A run's directory stands for the checkpoint in it.
+                places = [each for each in (read, read / "checkpoint") if each.exists()]
+                is_lost = any(place.is_relative_to(each) for place in places for each in removed)
             except (OSError, SmeltError, RuntimeError):  # it is no path
                 continue
             if is_lost:

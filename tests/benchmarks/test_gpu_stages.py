@@ -111,6 +111,9 @@ def test_what_is_cut_while_it_is_measured_again_keeps_what_it_had(tmp_path: Path
     results(torch="another").write()
     assert len(list(tmp_path.glob("*.old"))) == 1
     assert not results(torch="another").entries
+    results(torch="a third").write()
+    results(torch="a fourth").write()
+    assert len(list(tmp_path.glob("*.old"))) == 3
 
 
 def test_a_stage_that_is_stopped_leaves_no_process_and_no_checkpoint(tmp_path: Path) -> None:

@@ -41,6 +41,11 @@ class Rope:
             longest = max(known, int(parameters.get("factor", 1.0) * (known if kind == "dynamic" else original)))
         return cls(kind, original or known, longest, config, layer_type)
 
+    @property
+    def unscaled_length(self) -> int | None:
+        """How long a sequence may get before dynamic scaling changes its frequencies; None without it."""
+        return self._config.max_position_embeddings if self.kind == "dynamic" else None
+
     def variant(self, length: int) -> int:
         """The frequencies of a sequence that may grow to ``length`` tokens.
 

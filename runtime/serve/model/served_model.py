@@ -131,7 +131,7 @@ class ServedModel:
                 f"The model {self.name!r} has no chat template; use /v1/completions, or a model with one.",
                 param="model",
             )
-        self._check_texts(strings_in(turns))
+        self._check_texts(strings_in([turns, options.get("tools"), options.get("template")]))
         try:
             return conversation_tokens(tokenizer, turns, **options)
         except SmeltError as problem:

@@ -71,12 +71,12 @@ class Placement:
         Raises:
             RuntimeProblem: nothing is left, or the model cannot be divided so.
         """
-        if self.kind == "tensor" and (size.kv_heads // size.layers) % self.ways:
-            heads = size.kv_heads // size.layers
-            raise RuntimeProblem(
-                f"placement {self}: {size.name}'s {heads} key-value heads cannot be divided among {self.ways} devices; choose a"
-                f" divisor of {heads}"
-            )
+        kv_bytes = size.kv_bytes
+        if self.kind == "tensor":
+            try:
+                kv_bytes *= size.cache_share(self.ways)
+            except RuntimeProblem as problem:
+                raise RuntimeProblem(f"placement {self}: {problem}") from None
         if self.kind == "pipeline" and self.ways > size.layers:
             raise RuntimeProblem(
                 f"placement {self}: {size.name} has {size.layers} layers; choose at most as many stages"
@@ -85,7 +85,7 @@ class Placement:
         left = memory - size.weight_bytes
         if self.kind == "pipeline":
             left /= self.counts[0]  # each batch that is under way has its own
-        blocks = int(left / (size.kv_bytes * block_size))
+        blocks = int(left / (kv_bytes * block_size))
         if blocks < 1:
             raise RuntimeProblem(
                 f"{size.name} needs {human_bytes(size.weight_bytes)} for weights alone, and {self.ways} x {device.name} has"

@@ -92,7 +92,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a target twice": (["--target", "batch=1", "--target", "batch=2"], "batch is given twice"),
     "a scheme": (["--scheme", "W5A16"], "--scheme: 'W5A16' is not planned; known: unquantized, W8A16"),
     "a long context": (["--context", "9999999"], "--context is 9,999,999, but"),
-    "devices": (["--devices", "3"], "key-value heads cannot be divided among 3 devices"),
+    "devices": (["--devices", "12"], "key-value heads cannot be divided between 12 devices"),
     "measuring elsewhere": (["--measure"], "--measure times this machine; leave --device out"),
     "a recipe's folder": (["--recipe", "no/such/recipe.yaml"], "--recipe: no/such is not a directory"),
     "a recipe of nothing": (["--recipe", "planned.yaml"], "--recipe: the model as it is is recommended"),

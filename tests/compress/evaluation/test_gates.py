@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from smelt.compress import SmeltError
-from smelt.compress.evaluation.gates import Gate
+from smelt.compress.evaluation.gates import Gate, raise_unmeasured
+from smelt.compress.evaluation.settings import Evaluate
 
 from ..report_samples import full, minimal
+
+TASK = """task: colours
+dataset_path: json
+dataset_kwargs: {{data_files: {items}}}
+test_split: train
+output_type: multiple_choice
+doc_to_text: text
+doc_to_choice: choices
+doc_to_target: 0
+metric_list: [{{metric: acc}}]
+"""
 
 
 def _fallen(text: str) -> list[str]:
@@ -62,3 +76,16 @@ def test_absolute_bounds_and_tasks() -> None:
 def test_a_gate_that_cannot_be_understood_is_reported(text: str, sentence: str) -> None:
     with pytest.raises(SmeltError, match=sentence):
         Gate.parse(text)
+
+
+def test_a_task_that_is_not_measured_is_found_before_anything_is(tmp_path: Path) -> None:
+    task = tmp_path / "colours.yaml"
+    items = tmp_path / "items.jsonl"
+    items.write_text('{"text": "The sky is", "choices": [" blue", " green"]}\n')
+    task.write_text(TASK.format(items=items))
+    settings = Evaluate(tasks=[str(task)])
+    raise_unmeasured([Gate.parse("task:colours<0.5")], settings, baseline=False)
+    with pytest.raises(
+        SmeltError, match=r"--fail-if 'task:colors<0.5': colors is none of the tasks; did you mean colours"
+    ):
+        raise_unmeasured([Gate.parse("task:colors<0.5")], settings, baseline=False)

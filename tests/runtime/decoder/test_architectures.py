@@ -122,6 +122,19 @@ def test_scaled_positions_reach_as_far_as_they_are_scaled(rope: dict[str, Any], 
         assert found.completions[0].tokens == expected.tolist()
 
 
+def test_dynamic_positions_are_unscaled_unless_longer_outputs_are_asked_for(tmp_path: Path) -> None:
+    rope = {**_ROPE, "rope_type": "dynamic", "factor": 4.0}
+    model = make_model("llama", max_position_embeddings=32, rope_parameters=rope)
+    engine = Engine(save_model(model, tmp_path), quiet=True, kv_cache_bytes=1 << 22, dtype="float32")
+    prompt = list(range(4, 20))
+    greedy = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
+    found = engine.generate([prompt], greedy)[0].completions[0].tokens
+    assert len(prompt) + len(found) == 32
+    with torch.no_grad():
+        expected = model(torch.tensor([[*prompt, *found[:-1]]])).logits[0, len(prompt) - 1 :].argmax(-1)
+    assert found == expected.tolist()
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "opt"])
 def test_a_checkpoint_saved_without_its_head_is_read(architecture: str, tmp_path: Path) -> None:
     """As GPT-2's own is: its names have no prefix."""

@@ -88,6 +88,43 @@ def test_sequences_rarely_preempt_each_other(policy: str, slower: float) -> None
     assert end_after < slower * end_before, "and the cache is not left empty"
 
 
+class _Counting(BlockCache):
+    """Counts how often a prefix is looked up."""
+
+    looked_up = 0
+
+    def find(self, tokens: list[int], salt: bytes) -> tuple[list[int], list[bytes]]:
+        self.looked_up += 1
+        return super().find(tokens, salt)
+
+
+def test_who_waits_is_looked_up_again_only_when_something_has_changed() -> None:
+    """A long prompt's prefix at each step of those that run would take longer than the step."""
+    cache = _Counting(100, 16)
+    admission = PeakAdmission(cache)
+    for _ in range(20):
+        admission.ended(_sequence(101, 0))  # which have generated a hundred tokens each
+    scheduler = Scheduler(cache, token_budget=4096, max_sequences=8, policy=POLICIES["fcfs"](), admission=admission)
+    requests = [Request(str(i), [*range(1000 * i, 1000 * i + 640)], SamplingParams(), 800) for i in range(3)]
+    for request in requests:
+        request.forked = True
+        request.sequences = [Sequence(request, 0, list(request.prompt))]
+        scheduler.add(request.sequences[0])
+    counts = []
+    for step in range(60):
+        plan = scheduler.schedule(float(step))
+        scheduler.started(plan)
+        scheduler.commit(plan, step + 1.0)
+        for chunk in plan.chunks:
+            chunk.sequence.tokens.append(1)
+        counts.append(cache.looked_up)
+        if step == 49:
+            scheduler.end(requests[0].sequences[0], "stop")
+    assert [len(scheduler.waiting), scheduler.preemptions] == [0, 0]
+    assert counts[48] <= 5  # the two that started, and the third as they did
+    assert requests[2].started == 50.0  # at once when there was room
+
+
 def test_what_ended_by_force_teaches_nothing() -> None:
     drive = Drive(predicts=True)
     request = drive.add("a", 3, 9)

@@ -10,6 +10,7 @@ from smelt.runtime import RuntimeProblem
 from smelt.runtime.costs.device_cost import device_cost
 from smelt.runtime.costs.model_size import LinearSize, ModelSize
 from smelt.runtime.costs.work import LinearCost, StepWork
+from smelt.runtime.parallel.ranks import Ranks
 from smelt.runtime.requests.trace import Arrival
 from smelt.runtime.simulate.options import SimulatedEngine
 from smelt.runtime.simulate.placements.disaggregated import simulate_disaggregated
@@ -155,13 +156,34 @@ def test_placements_are_written_as_they_are_read(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("tensor:3", "8 key-value heads cannot be divided among 3"), ("pipeline:33", "has 32 layers; choose at most")],
+    [("tensor:12", "8 key-value heads cannot be divided between 12"), ("pipeline:33", "has 32 layers; choose at most")],
 )
 def test_what_no_engine_could_do_is_said(text: str, sentence: str) -> None:
     linear = LinearSize(4096, 4096, 32, "bfloat16", 16, "16", 2 * 4096 * 4096, is_float=True)
-    size = ModelSize("llama", 32, 4096, 4096 * 32, 1000, (linear,), linear, 0, 2 * 1024 * 32, 8 * 32, "auto", 2, 8192)
+    size = _size(linear)
     with pytest.raises(RuntimeProblem, match=sentence):
         Placement.parse(text).blocks(size, device_cost("h100-sxm"), 0.9, 16)
+
+
+@pytest.mark.parametrize(("ways", "most"), [(2, 4), (3, 3), (8, 1), (16, 1)])
+def test_heads_are_divided_as_the_engine_divides_them(ways: int, most: int) -> None:
+    """Unevenly among three, and with a copy each for two of sixteen."""
+    linear = LinearSize(64, 64, 1, "bfloat16", 16, "16", 2 * 64 * 64, is_float=True)
+    ranks = Ranks()
+    ranks.count = ways
+    assert max(len(ranks.heads(32, 8, rank)[1]) for rank in range(ways)) == most
+    device = device_cost("h100-sxm")
+    single = Placement.parse("single").blocks(_size(linear), device, 0.9, 16)
+    blocks = Placement.parse(f"tensor:{ways}").blocks(_size(linear), device, 0.9, 16)
+    assert blocks == pytest.approx(single * 8 / most, rel=0.001)  # as many as the device with most heads has room for
+
+
+def _size(linear: LinearSize) -> ModelSize:
+    """Llama-3-8B's heads; some of its layers."""
+    heads = ((32, 8),)
+    return ModelSize(
+        "llama", 32, 4096, 4096 * 32, 1000, (linear,), linear, 0, 2 * 1024 * 32, 8 * 32, "auto", 2, 8192, heads=heads
+    )
 
 
 @pytest.mark.parametrize("placement", [simulate_pipeline, simulate_disaggregated, simulate_replicas])
