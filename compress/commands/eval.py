@@ -75,7 +75,12 @@ def eval_(
         str | None, typer.Option(help="The servers' key.", envvar="SMELT_API_KEY", show_envvar=True)
     ] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with a checkpoint.")] = False,
-    trust_task_code: Annotated[bool, typer.Option(help="Run Python code named by the YAML files of --tasks.")] = False,
+    trust_task_code: Annotated[
+        bool,
+        typer.Option(
+            help="Run Python code named by the YAML files of --tasks, and what models write where a task asks for that."
+        ),
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore earlier measurements and measure again.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print report.json.")] = False,
 ) -> int:

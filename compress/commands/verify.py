@@ -26,7 +26,12 @@ def verify(
     ] = False,
     output: Annotated[Path, typer.Option(help="Directory for the report of what is measured.")] = Path("runs/verify"),
     trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with the checkpoint.")] = False,
-    trust_task_code: Annotated[bool, typer.Option(help="Run Python code named by the YAML files of tasks.")] = False,
+    trust_task_code: Annotated[
+        bool,
+        typer.Option(
+            help="Run Python code named by the YAML files of tasks, and what models write where a task asks for that."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON.")] = False,
 ) -> int:
     """Measure again what a checkpoint's smelt.json claims: its files' digests, logits, accuracy, certified bounds and speed.

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from ..results.reasons import reasons
 from ..results.result import Against, Change, Machine, ModelResult, Speed, Spread, TaskChange, TaskResult, Text
-from ..results.statistics import Interval, excludes, exp, mean_interval, median_interval, resampled_interval, sign_test
+from ..results.statistics import (
+    Interval,
+    excludes,
+    exp,
+    mean_interval,
+    median_interval,
+    paired_interval,
+    resampled_interval,
+    sign_test,
+)
 from ..results.tasks import primary_tasks
-from .scoring.tasks import Aggregate, aggregation, is_right_or_wrong
+from .scoring.aggregations import Aggregate, aggregation, is_right_or_wrong
 
 if TYPE_CHECKING:
     from .scoring.text import Divergence  # imports torch, which comparing two reports does not need
@@ -67,7 +76,7 @@ def incomparable(baseline: ModelResult, model: ModelResult, beside: Against) -> 
         if before is not None and change is None and not before.answers_the_same(result):
             found.append(
                 f"{result.task} is not compared: {model.name} answered {_answered(result)}, and {baseline.name} {_answered(before)}"
-                f"{', or others of the same number' if _answered(before) == _answered(result) else ''}"
+                f"{', or others of the same number, or the task was edited' if _answered(before) == _answered(result) else ''}"
             )
     return found
 
@@ -137,7 +146,7 @@ def _task_change(baseline: TaskResult, model: TaskResult) -> TaskChange | None:
             "gained": gained,
             "lost": lost,
             "p_value": p,
-            "interval": mean_interval([b - a for a, b in pairs]),
+            "interval": paired_interval(gained, lost, len(pairs)),
             "significant": p < 0.05,
         }
     elif aggregate is not None and pairs:

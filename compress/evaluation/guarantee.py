@@ -11,7 +11,7 @@ from ...system.errors import SmeltError
 from ..results.betting import lower_bound, more_values, upper_bound
 from ..results.result import Guaranteed, ModelResult
 from ..results.tasks import primary_tasks
-from .scoring.tasks import is_right_or_wrong
+from .scoring.aggregations import is_right_or_wrong
 
 _FORM = re.compile(
     r"^\s*((?P<what>acc|ppl|task:\S+)\s+loss\s*<=\s*(?P<limit>\d+(\.\d+)?)\s*%|kl\s*<=\s*(?P<nats>\d+(\.\d+)?))"

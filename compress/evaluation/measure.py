@@ -374,7 +374,7 @@ class Evaluation:
         tasks, settings = self._tasks, self._settings
         key = self._key("task", subject) | {
             "task": task,
-            "defined": tasks.digests[task],
+            "defined": [tasks.definitions[task], tasks.data[task]],
             "limit": settings.limit,
             "fewshot": settings.fewshot,
             **({} if items is None else {"items": items}),

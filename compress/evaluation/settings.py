@@ -53,7 +53,8 @@ class Evaluate(RecipeModel):
         default=[], description="lm-eval tasks: names (`smelt_last_word` needs no network) or paths of YAML files."
     )
     trust_task_code: bool = Field(
-        default=False, description="Run Python code that the tasks' YAML files refer to. Off by default."
+        default=False,
+        description="Run Python code that the tasks' YAML files refer to, and what a model writes where a task runs it. Off by default.",
     )
     limit: int | None = Field(default=None, ge=1, description="Maximum items per task; default: all.")
     fewshot: int | None = Field(default=None, ge=0, description="Few-shot examples per prompt; default: the task's.")

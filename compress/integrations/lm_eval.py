@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Generator
 from contextlib import closing
@@ -24,7 +25,10 @@ from transformers import AutoTokenizer
 from ...models.directory.find import find_model
 from ...models.text.chat_template import conversation_text
 from ...runtime import Engine, EngineConfig, RuntimeProblem, SamplingParams
+from ...system.errors import SmeltError
 from ...system.storage.run_directory import digest
+
+_LOG = logging.getLogger(__name__)
 
 # Pairs handed to the engine at once: enough to share contexts among them, few enough to show progress.
 _TOGETHER = 1024
@@ -111,8 +115,16 @@ class SmeltLM(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation in the model's chat template."""
-        return conversation_text(self.tokenizer, chat_history, continue_last=not add_generation_prompt)
+        """A conversation in the model's chat template; without its system messages, if the template takes none, as ``hf`` does."""
+        try:
+            return conversation_text(self.tokenizer, chat_history, continue_last=not add_generation_prompt)
+        except SmeltError:
+            others = [turn for turn in chat_history if turn["role"] != "system"]
+            if len(others) == len(chat_history):
+                raise
+            text = conversation_text(self.tokenizer, others, continue_last=not add_generation_prompt)
+            _LOG.warning("the model's chat template takes no system message, so it is left out")
+            return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Text to tokens."""
@@ -208,18 +220,25 @@ class SmeltLM(TemplateLM):
     def _texts(self, prompts: list[tuple[list[int], SamplingParams]]) -> Generator[tuple[int, str]]:
         """Each prompt's continuation with its place, as they end."""
         waiting: dict[str, int] = {}
+        # Texts are decoded alone, as ``hf`` does: some tokenizers then drop the first word's space. The engine, for which the prompt
+        # is before it, would stop there.
+        spaces = [[stop for stop in params.stop if stop.startswith(" ")] for _, params in prompts]
         try:
             for i, (tokens, params) in enumerate(prompts):
-                waiting[self.engine.add_request(tokens, params)] = i
+                stop = tuple(each for each in params.stop if each not in spaces[i])
+                waiting[self.engine.add_request(tokens, replace(params, stop=stop))] = i
             while waiting:
                 for output in self.engine.step():
-                    if not output.finished:
+                    i = waiting.get(output.id)
+                    if i is None or not (output.finished or spaces[i]):
                         continue
                     if output.error is not None:
                         raise RuntimeProblem(output.error)
-                    # Decoded alone, as ``hf`` does: some tokenizers then drop the first word's space.
                     text = self.tokenizer.decode(output.completions[0].tokens, skip_special_tokens=True)
-                    yield waiting.pop(output.id), text
+                    if output.finished or any(stop in text for stop in spaces[i]):
+                        del waiting[output.id]
+                        self.engine.abort(output.id)
+                        yield i, text
         finally:
             for name in waiting:
                 self.engine.abort(name)

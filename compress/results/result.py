@@ -106,13 +106,17 @@ class TaskResult(Part):
     version: str
     group: str | None = Field(default=None, description="The group it is part of, whose value represents it.")
     data: str | None = Field(default=None, description="A digest of the task's items; absent for groups.")
+    definition: str | None = Field(
+        default=None, description="A digest of its prompts, answers, examples and metrics; absent for groups."
+    )
 
     def answers_the_same(self, other: TaskResult) -> bool:
-        """Whether the same items were answered, with as many examples, so that one can be compared with the other."""
+        """Whether the same items were answered, to the same prompts, so that one can be compared with the other."""
         names = ("task", "metric", "filter", "items", "of", "fewshot", "version")
         if any(getattr(self, name) != getattr(other, name) for name in names):
             return False
-        return self.data == other.data or self.data is None or other.data is None
+        digests = ((self.data, other.data), (self.definition, other.definition))
+        return all(mine == theirs or mine is None or theirs is None for mine, theirs in digests)
 
     @property
     def count(self) -> str:

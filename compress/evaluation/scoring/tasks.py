@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import logging
 import math
+import numbers
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,9 +20,9 @@ from ....system.storage.paths import named_path
 from ....system.storage.run_directory import digest
 from ...results.result import TaskResult
 from ...results.statistics import Interval, mean_interval, resampled_interval, share_interval
+from .aggregations import Aggregate, is_right_or_wrong, mean, name_of
 from .task_code import BUILTIN, UntrustedCodeError, only_shipped_code, sandbox_templates
-
-Aggregate = Callable[[Sequence[Any]], float]
+from .task_definition import definition_of
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,17 @@ class Tasks:
         loaded: lm-eval's tasks by name.
         groups: lm-eval's groups that were asked for, by name; their tasks are among ``loaded``.
         alone: tasks that were asked for individually.
-        digests: identifies each task's definition and data.
-        data: identifies each task's items alone.
+        definitions: identifies each task's definition, without its items.
+        data: identifies each task's items.
+        trust_code: whether their own Python code may run, and what a model writes if they ask for that.
     """
 
     loaded: dict[str, Any]
     groups: dict[str, Any]
     alone: frozenset[str]
-    digests: dict[str, str]
+    definitions: dict[str, str]
     data: dict[str, str]
+    trust_code: bool = False
 
     @classmethod
     def find(cls, names: list[str], *, trust_code: bool = False, fewshot: int | None = None) -> Tasks:
@@ -67,7 +70,9 @@ class Tasks:
                 try:
                     with _quiet(), _seeded(), nullcontext() if trust_code else only_shipped_code(scripts=scripts):
                         found = manager.load([_spec(name)])
-                        problem = _empty(name, found["tasks"])
+                        problem = _empty(name, found["tasks"]) or _twice(name, found["tasks"], loaded)
+                    if problem is None and not trust_code:
+                        problem = _unsafe(found["tasks"])
                     loaded |= found["tasks"]
                     groups |= found.get("groups", {})
                     alone |= set() if found.get("groups") else set(found["tasks"])
@@ -86,8 +91,8 @@ class Tasks:
             if fewshot is not None and task.get_config("num_fewshot") != 0:
                 task.set_config(key="num_fewshot", value=fewshot)
         data = {name: digest([str(doc) for doc in task.eval_docs]) for name, task in loaded.items()}
-        digests = {name: _digest(task, data[name]) for name, task in loaded.items()}
-        return cls(loaded, groups, frozenset(alone), digests, data)
+        definitions = {name: definition_of(task) for name, task in loaded.items()}
+        return cls(loaded, groups, frozenset(alone), definitions, data, trust_code)
 
     def group_of(self, name: str) -> str | None:
         """The group that a task was requested through, if the group has its own value."""
@@ -119,6 +124,7 @@ class Tasks:
             results: of all tasks.
         """
         found = []
+        answered = {result.task for result in results}
         for name, group in self.groups.items():
             members = [task.task_name for task in group.get_all_tasks()]
             for config in group.aggregate_metric_list or []:
@@ -128,7 +134,8 @@ class Tasks:
                     # Means only: other aggregations are not sums over items.
                     # A part that was stopped early counts for fewer items than it has.
                     whole = all(part.aggregation == "mean" and part.of is None for part in parts)
-                    if len(parts) == len(members) and whole:
+                    # As in lm-eval, of those that have the metric.
+                    if parts and whole and answered.issuperset(members):
                         found.append(_of_group(name, str(group.version), parts, bool(config.weight_by_size)))
         return found
 
@@ -151,7 +158,9 @@ class Tasks:
         found = []
         for one, other in zip(first, more, strict=True):
             assert (one.metric, one.filter) == (other.metric, other.filter)
-            found.append(self._over(name, one, [*one.by_item, *other.by_item]))
+            joined = self._over(name, one, [*one.by_item, *other.by_item])
+            data = one.data if one.data == other.data else digest([one.data, other.data])
+            found.append(joined.model_copy(update={"data": data}))
         return found
 
     def in_order(self, results: list[TaskResult], items: list[int], of: int | None) -> list[TaskResult]:
@@ -165,10 +174,14 @@ class Tasks:
         if of is not None:
             return [result.model_copy(update={"of": of}) for result in results]
         places = [place for _, place in sorted((item, place) for place, item in enumerate(items))]
-        return [self._over(each.task, each, [each.by_item[i] for i in places]) for each in results]
+        return [
+            # A metric that some items lack stays as they were answered.
+            self._over(each.task, each, [each.by_item[i] for i in places]) if len(each.by_item) == len(places) else each
+            for each in results
+        ]
 
     def _over(self, name: str, result: TaskResult, by_item: list[Any]) -> TaskResult:
-        aggregate = self.loaded[name].aggregation()[result.metric]
+        aggregate = self.loaded[name].aggregation().get(result.metric, mean)
         changes = {
             "by_item": by_item,
             "items": len(by_item),
@@ -198,16 +211,27 @@ class Tasks:
                 samples={name: items} if items else None,
                 bootstrap_iters=0,
                 log_samples=True,
+                confirm_run_unsafe_code=self.trust_code,
             )
         samples = found["samples"][name]
         results = []
         for key, value in found["results"][name].items():
             metric, comma, used_filter = key.partition(",")
-            if not comma or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+            if not comma or metric.endswith("_stderr") or not isinstance(value, numbers.Real):
                 continue
             logged = sorted((s for s in samples if s["filter"] == used_filter), key=lambda sample: sample["doc_id"])
-            by_item = [_plain(sample[metric]) for sample in logged]
-            aggregate = task.aggregation()[metric]
+            # Some tasks' metrics are of some items only: they leave the others out, or give them NaN.
+            having = [
+                s for s in logged if metric in s["metrics"] and all(map(math.isfinite, _numbers(_plain(s[metric]))))
+            ]
+            by_item = [_plain(sample[metric]) for sample in having]
+            if not by_item or not math.isfinite(value):
+                raise SmeltError(f"its metric {metric} is not a number for some items; fix the task or remove it")
+            # What is compared with it must be of the same ones.
+            data = self.data[name]
+            if len(having) < len(logged):
+                data = digest([data, [sample["doc_id"] for sample in having]])
+            aggregate = task.aggregation().get(metric, mean)
             results.append(
                 TaskResult(
                     task=name,
@@ -216,41 +240,18 @@ class Tasks:
                     value=float(value),
                     interval=_interval(by_item, aggregate),
                     higher_is_better=bool(task.higher_is_better().get(metric, True)),
-                    aggregation=aggregate.__name__,
+                    aggregation=name_of(aggregate),
                     items=len(by_item),
                     by_item=by_item,
                     fewshot=int(found["n-shot"].get(name) or 0),
                     version=str(found["versions"].get(name)),
-                    data=self.data[name],
+                    data=data,
+                    definition=self.definitions[name],
                 )
             )
-            if not all(map(math.isfinite, _numbers([value, by_item]))):
-                raise SmeltError(f"its metric {metric} is not a number for some items; fix the task or remove it")
         if not results:
             raise SmeltError("none of its metrics gave a value; check its metric_list")
         return results
-
-
-def aggregation(name: str) -> Aggregate | None:
-    """An aggregation by its name in a report; None if lm-eval does not know it."""
-    if name == "mean":
-        return mean
-    from lm_eval.api.registry import get_aggregation
-
-    try:
-        return get_aggregation(name)
-    except KeyError:
-        return None
-
-
-def mean(values: Sequence[Any]) -> float:
-    """Named as lm-eval's own."""
-    return math.fsum(values) / len(values)
-
-
-def is_right_or_wrong(values: Sequence[Any]) -> bool:
-    """Whether items are either right or wrong."""
-    return all(isinstance(value, (bool, int, float)) and value in (0, 1) for value in values)
 
 
 def _of_group(name: str, version: str, parts: list[TaskResult], by_size: bool) -> TaskResult:
@@ -262,7 +263,7 @@ def _of_group(name: str, version: str, parts: list[TaskResult], by_size: bool) -
         metric=parts[0].metric,
         filter=parts[0].filter,
         value=value,
-        interval=_interval(by_item, aggregation("mean")) if pooled else None,
+        interval=_interval(by_item, mean) if pooled else None,
         higher_is_better=parts[0].higher_is_better,
         aggregation="mean" if pooled else "mean of tasks",
         items=len(by_item),
@@ -272,12 +273,11 @@ def _of_group(name: str, version: str, parts: list[TaskResult], by_size: bool) -
     )
 
 
-def _interval(by_item: list[Any], aggregate: Aggregate | None) -> Interval | None:
-    if aggregate is None:
-        return None
-    if aggregate.__name__ == "mean" and is_right_or_wrong(by_item):
+def _interval(by_item: list[Any], aggregate: Aggregate) -> Interval | None:
+    is_mean = name_of(aggregate) == "mean"
+    if is_mean and is_right_or_wrong(by_item):
         return share_interval(sum(by_item), len(by_item))
-    if aggregate.__name__ == "mean" and all(isinstance(value, (int, float)) for value in by_item):
+    if is_mean and all(isinstance(value, (int, float)) for value in by_item):
         return mean_interval(by_item)
     return resampled_interval(by_item, aggregate)
 
@@ -339,19 +339,31 @@ def _drawing_for_all(task: Any, items: list[int]) -> Iterator[None]:
         del task.fewshot_context
 
 
-def _digest(task: Any, data: str) -> str:
-    shots = task.get_config("num_fewshot") or 0
-    examples = ""
-    with suppress(Exception):  # not every task has any
-        examples = str([str(doc) for doc in task.fewshot_docs()]) if shots else ""
-    return digest([str(task.VERSION), str(task.dump_config()), data, examples])
-
-
 def _empty(name: str, tasks: dict[str, Any]) -> str | None:
     """A sentence if a task has no items; also catches a wrong split."""
     for task in tasks.values():
         if len(task.eval_docs) == 0:
             return f"{name}: its data set is empty; check its split and its data"
+    return None
+
+
+def _twice(name: str, tasks: dict[str, Any], loaded: dict[str, Any]) -> str | None:
+    """A sentence if another file's task has the same name, which one of both would lose."""
+    for task in tasks:
+        before, now = (each.get(task) for each in (loaded, tasks))
+        if before is not None and definition_of(before) != definition_of(now):
+            return f"{name}: its task {task!r} is called as another one that is asked for; rename one of them"
+    return None
+
+
+def _unsafe(tasks: dict[str, Any]) -> str | None:
+    """A sentence if a task runs the code that models write."""
+    for name, task in tasks.items():
+        if getattr(task, "UNSAFE_CODE", False):
+            return (
+                f"{name}: runs the code that the model writes, which is off by default; if this machine may run it, set"
+                " trust_task_code: true in evaluate, or pass --trust-task-code"
+            )
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +16,7 @@ from ....system.progress import Progress
 from ....system.storage.activation_store import ActivationStore
 from ...results.result import Text
 from ...results.statistics import exp, mean_interval
+from .token_bytes import bytes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,11 +77,11 @@ class Excerpt:
         """
         if like is None:
             windows = evaluation_windows(source, tokenizer, most, length)
-            return cls(source.label, windows, _bytes(windows.tokens, tokenizer), source.beginning_digest())
+            return cls(source.label, windows, bytes_of(windows.tokens[:, 1:], tokenizer), source.beginning_digest())
         wanted, count = sum(like.bytes), most
         while True:
             windows = evaluation_windows(source, tokenizer, count, length)
-            sizes = _bytes(windows.tokens, tokenizer)
+            sizes = bytes_of(windows.tokens[:, 1:], tokenizer)
             if sum(sizes) >= wanted or len(windows.tokens) < count:
                 break
             count *= 2
@@ -309,10 +309,3 @@ def text_result(excerpt: Excerpt, sums: list[float], name: str, computed_by: str
         source_sha256=excerpt.source_sha256,
         computed_by=computed_by,
     )
-
-
-def _bytes(tokens: Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    texts: Sequence[str] = tokenizer.batch_decode(
-        tokens[:, 1:].tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
-    return [len(text.encode()) for text in texts]

@@ -19,6 +19,7 @@ from lm_eval.tasks import TaskManager
 from smelt.compress import Recipe, run
 from smelt.compress.integrations.lm_eval import SmeltLM
 from smelt.runtime import RuntimeProblem
+from smelt.system.errors import SmeltError
 from torch.utils import collect_env
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -239,6 +240,33 @@ def test_texts_of_a_sentencepiece_tokenizer_begin_as_with_transformers(shared: P
     asked = [(text, {"until": ["."], "max_gen_toks": 20}) for text in ("Once upon", "Lily went to", "One day,")]
     found = SmeltLM(str(path), dtype="float32", quiet=True).generate_until(_requests("generate_until", asked))
     _assert_agree(found, _hf(path).generate_until(_requests("generate_until", asked)))
+
+
+@pytest.mark.parametrize("stop", [" ", " the", "\n"])
+def test_stops_of_a_sentencepiece_tokenizer_are_those_of_transformers(stop: str, shared: Path) -> None:
+    """A text that is decoded alone lacks its first space, at which the engine, for which the prompt is before it, would stop."""
+    path = shared / "models" / "stories260K"
+    asked = [(text, {"until": [stop], "max_gen_toks": 20}) for text in ("Once upon", "Lily went to", "One day,")]
+    found = SmeltLM(str(path), dtype="float32", quiet=True).generate_until(_requests("generate_until", asked))
+    _assert_agree(found, _hf(path).generate_until(_requests("generate_until", asked)))
+    assert all(found)
+
+
+def test_a_template_without_a_system_role_gets_none_as_with_transformers(ours: SmeltLM, theirs: HFLM) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        "[{{ m.content }}]{% endfor %}"
+    )
+    turns = [{"role": "system", "content": "Be good."}, {"role": "user", "content": "Hi"}]
+    before = ours.tokenizer.chat_template, theirs.tokenizer.chat_template
+    ours.tokenizer.chat_template = theirs.tokenizer.chat_template = template
+    try:
+        assert ours.apply_chat_template(turns) == theirs.apply_chat_template(turns) == "[Hi]"
+        ours.tokenizer.chat_template = "{{ raise_exception('no') }}"
+        with pytest.raises(SmeltError, match="chat template fails"):
+            ours.apply_chat_template(turns)
+    finally:
+        ours.tokenizer.chat_template, theirs.tokenizer.chat_template = before
 
 
 def test_a_special_token_can_be_a_stop_string(tmp_path: Path) -> None:

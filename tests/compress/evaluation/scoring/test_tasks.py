@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 from smelt.compress import SmeltError
+from smelt.compress.evaluation.scoring.aggregations import aggregation
 from smelt.compress.evaluation.scoring.tasks import Tasks
 from smelt.compress.integrations.lm_eval import SmeltLM
 from smelt.compress.results.result import Against, ModelResult, TaskChange
@@ -109,12 +112,97 @@ def test_what_identifies_a_task_has_its_items_and_examples(tmp_path: Path) -> No
             "doc_to_choice: ends\nmetric_list: [{metric: acc}]\nmetadata: {version: 1.0}\n"
         )
         tasks = Tasks.find([str(tmp_path / "mine.yaml")], fewshot=fewshot)
-        return tasks.digests["mine"], tasks.data["mine"]
+        return tasks.definitions["mine"], tasks.data["mine"]
 
     (one, items), (other, same) = found("Grass is", 1), found("Snow is", 1)
     assert one != other
     assert items == same
     assert found("Grass is", None)[0] == found("Snow is", None)[0]
+
+
+def _module(folder: Path, helper: str) -> None:
+    (folder / "code.py").write_text(
+        f"def prepare(data):\n    return data\n\n\ndef helper(doc):\n    return {helper}\n\n\n"
+        "def score(doc, results):\n    found = helper(doc)\n    return {} if found is None else {'acc': found, 'more': 1.0}\n"
+    )
+
+
+SOME = "float('nan') if doc['right'] else 1.0"
+
+
+def test_what_identifies_a_task_has_its_code_and_what_that_calls(tmp_path: Path) -> None:
+    """The same in another process, where functions have other addresses, and another after an edit of a helper."""
+    more = "process_docs: !function code.prepare\nprocess_results: !function code.score\n"
+    path = _task(tmp_path, more + "doc_to_text: text\n")
+    _module(tmp_path, "1.0")
+    here = Tasks.find([str(path)], trust_code=True).definitions["mine"]
+    script = (
+        "from smelt.compress.evaluation.scoring.tasks import Tasks\n"
+        f"print(Tasks.find([{str(path)!r}], trust_code=True).definitions['mine'])"
+    )
+    there = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    assert there[-1] == here
+    _module(tmp_path, "0.5")
+    edited = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    assert edited[-1] != here
+
+
+@pytest.mark.parametrize("lacking", [SOME, "None if doc['right'] else 1.0"])
+def test_metrics_that_some_items_lack_are_those_of_the_others(lacking: str, model: SmeltLM, tmp_path: Path) -> None:
+    """As lm-eval has them: bbq's are NaN for other categories, mgsm's left out; and one that metric_list does not name."""
+    more = (
+        "process_results: !function code.score\ndoc_to_text: text\nmetric_list: [{metric: acc, aggregation: nanmean}]\n"
+    )
+    path = _task(tmp_path, more)
+    lines = [{"text": "The sky is", "ends": [" blue", " qzx"], "right": right} for right in (0, 1, 0)]
+    (tmp_path / "items.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    path.write_text(path.read_text().replace("metric_list: [{metric: acc}]\n", ""))
+    _module(tmp_path, lacking)
+    tasks = Tasks.find([str(path)], trust_code=True)
+    found = {result.metric: result for result in tasks.run("mine", model, None)}
+    assert found["acc"].value == 1.0
+    assert found["acc"].by_item == [1.0, 1.0]
+    assert found["more"].value == 1.0
+    assert (found["acc"].data == found["more"].data) == ("nan" not in lacking)
+    assert found["acc"].data != tasks.data["mine"]
+
+
+def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+    paths = []
+    for name, prompt in (("one", "text"), ("two", "Really {{ text }}")):
+        folder = tmp_path / name
+        folder.mkdir()
+        paths.append(str(_task(folder, f"doc_to_text: '{prompt}'\n")))
+    with pytest.raises(SmeltError, match="its task 'mine' is called as another one that is asked for; rename"):
+        Tasks.find(paths)
+    assert list(Tasks.find([paths[0], paths[0]]).loaded) == ["mine"]
+
+
+def test_a_task_that_runs_what_the_model_writes_must_be_trusted(tmp_path: Path) -> None:
+    path = str(_task(tmp_path, "doc_to_text: text\nunsafe_code: true\n"))
+    with pytest.raises(SmeltError, match="mine: runs the code that the model writes, which is off by default"):
+        Tasks.find([path])
+    assert list(Tasks.find([path], trust_code=True).loaded) == ["mine"]
+
+
+def test_an_edited_task_is_not_compared(model: SmeltLM, tmp_path: Path) -> None:
+    found = []
+    for prompt in ("text", "Really {{ text }}"):
+        path = _task(tmp_path, f"doc_to_text: '{prompt}'\n")
+        tasks = Tasks.find([str(path)])
+        found.append(tasks.run("mine", model, None)[0])
+    assert found[0].data == found[1].data
+    assert not found[0].answers_the_same(found[1])
+    assert found[0].answers_the_same(found[0])
+
+
+def test_a_metric_has_lm_evals_name_of_its_aggregation(model: SmeltLM, tmp_path: Path) -> None:
+    path = _task(tmp_path, "doc_to_text: text\n")
+    path.write_text(path.read_text().replace("[{metric: acc}]", "[{metric: f1}]"))
+    (result,) = Tasks.find([str(path)]).run("mine", model, None)
+    assert result.aggregation == "f1"
+    assert aggregation("f1") is not None
+    assert aggregation("(mean)") is None
 
 
 def _with(tasks: list) -> ModelResult:  # type: ignore[type-arg]
