@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 from ..system.interrupts import end_when_interrupted
+
+_CONTINUE = ("run", "eval", "sweep", "distill", "verify")  # where they were interrupted
 
 
 def main() -> None:
     """Entry point: handles interrupts before the command line and its imports are loaded."""
-    end_when_interrupted()
+    end_when_interrupted(continues=len(sys.argv) > 1 and sys.argv[1] in _CONTINUE)
     from .cli import main as run
 
     run()

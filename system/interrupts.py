@@ -18,20 +18,34 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-STATUS = 130
-SENTENCE = "interrupted; the same command continues where this one stopped"
-
 _received = threading.Event()
+_continues = threading.Event()
 _said = threading.Event()
+_last = [int(signal.SIGINT)]  # the signal that came last
 _IMPORTING = "<frozen importlib._bootstrap>"
 
 
-def end_when_interrupted() -> None:
+def sentence() -> str:
+    """What a command says that is interrupted."""
+    return f"interrupted{'; the same command continues where this one stopped' if _continues.is_set() else ''}"
+
+
+def status() -> int:
+    """The exit status of a command that is interrupted: 128 and the signal's number, as a shell has it."""
+    return 128 + _last[0]
+
+
+def end_when_interrupted(*, continues: bool) -> None:
     """From here on an interrupt or a termination ends the process at once, with a sentence and a status.
+
+    Args:
+        continues: whether the same command goes on where it was interrupted.
 
     For commands, before anything large is imported. A signal that the parent ignores stays ignored: a shell starts its
     background jobs like that.
     """
+    if continues:
+        _continues.set()
     for number, usual in _USUAL.items():
         if signal.getsignal(number) is usual:
             signal.signal(number, _end)
@@ -103,17 +117,19 @@ def end_without_a_word() -> None:
 
 
 def _hear(number: int, frame: FrameType | None) -> None:
+    _last[0] = number
     if _is_importing(frame):
         _end(number, frame)
     _received.set()
     raise KeyboardInterrupt
 
 
-def _end(_signal: int, _frame: FrameType | None) -> None:
+def _end(number: int, _frame: FrameType | None) -> None:
+    _last[0] = number
     # Of several processes that a launcher started, one says why.
     if not _said.is_set() and os.environ.get("RANK", "0") == "0":
-        os.write(2, f"smelt: {SENTENCE}\n".encode())
-    os._exit(STATUS)
+        os.write(2, f"smelt: {sentence()}\n".encode())
+    os._exit(status())
 
 
 def _is_importing(frame: FrameType | None) -> bool:

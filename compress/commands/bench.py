@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -178,11 +179,13 @@ def _calibrate(path: Path) -> int:
 
     if not path.parent.is_dir():
         raise SmeltError(f"--calibrate: {path.parent} is not a directory; create it, or choose another file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise SmeltError(f"--calibrate: {path} cannot be written; choose another file")
     found = calibrate(command=f"smelt bench --calibrate {path.name}", log=Progress(True).say)
-    found.write(path)
     kept = own_calibration()
     kept.parent.mkdir(parents=True, exist_ok=True)
     found.write(kept)
+    found.write(path)
     print(table(found))
     print(f"written: {path}; smelt simulate --device cpu uses it from now on", file=sys.stderr)
     return 0

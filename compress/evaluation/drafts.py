@@ -14,7 +14,7 @@ from ...runtime import EngineConfig
 from ...runtime.engine.setup.config import NESTED, is_part
 from ...runtime.speculation.counts import DraftCounts
 from ...system.progress import Progress
-from ...system.storage.run_directory import digest
+from ...system.storage.digests import digest
 from ..results.result import DraftedLoad, DraftedSpeed
 from .against import spread_change
 from .settings import SpeedSettings

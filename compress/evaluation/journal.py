@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...system.storage.digests import digest
 from ...system.storage.files import write_text
-from ...system.storage.run_directory import digest
 
 
 class Journal:

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+from ...system.processes.child_processes import ends_with
 from ...system.processes.garbage import collect_old_seldom
 
 _WARM_UP_SECONDS = 0.25
@@ -22,6 +23,7 @@ _WARM_UP_SECONDS = 0.25
 def main() -> None:
     """Answer commands until standard input ends."""
     collect_old_seldom()
+    ends_with(int(sys.argv[1]))
     # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from ...models.directory.directory import ModelDirectory
 from ...models.directory.find import find_checkpoint
 from ...models.directory.inspection import inspect
 from ...system.errors import RuntimeProblem, SmeltError
-from ...system.storage.run_directory import digest
+from ...system.storage.digests import digest
 from ..loaders.facts import facts_of_checkpoint
 from ..loaders.rules import loaders
 from ..results.result import Layer, Loader, ModelResult, Size, TrainingRecord
@@ -23,8 +22,6 @@ from .scoring.text import TextReader
 
 if TYPE_CHECKING:
     from .scoring.on_server import RemoteModel
-
-_COMPANIONS = (".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 
 # From the directory where activations may be kept to a text reader and its name.
 OpenReader = Callable[[Path], tuple[TextReader, str]]
@@ -69,8 +66,7 @@ class Subject:
     @cached_property
     def companions(self) -> str:
         """A digest of all small files that affect its output: its config, tokenizer, template and generation config."""
-        files = sorted(path for path in self.directory.path.iterdir() if path.suffix in _COMPANIONS and path.is_file())
-        return digest([[path.name, file_digest(path)] for path in files if path.name != "smelt.json"])
+        return self.directory.companions()
 
     @cached_property
     def made(self) -> dict[str, Any]:
@@ -189,12 +185,6 @@ def subjects(checkpoints: list[str], baseline: str | None, *, trust_remote_code:
         Subject(name, directory, "baseline" if baseline and i == 0 else "candidate")
         for i, (name, directory) in enumerate(zip(called, found, strict=True))
     ]
-
-
-def file_digest(path: Path) -> str:
-    """A digest of a file's bytes."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def worst_first(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from types import TracebackType
@@ -24,7 +25,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._name = name
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "smelt.compress.evaluation.speed_worker"],
+            [sys.executable, "-m", "smelt.compress.evaluation.speed_worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

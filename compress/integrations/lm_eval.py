@@ -26,7 +26,7 @@ from ...models.directory.find import find_model
 from ...models.text.chat_template import conversation_text
 from ...runtime import Engine, EngineConfig, RuntimeProblem, SamplingParams
 from ...system.errors import SmeltError
-from ...system.storage.run_directory import digest
+from ...system.storage.digests import digest
 
 _LOG = logging.getLogger(__name__)
 

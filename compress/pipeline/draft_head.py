@@ -27,8 +27,9 @@ from ...system.hardware.machine import available_memory, human_bytes
 from ...system.hardware.resources import Cost, compute_dtype, human_time, matmul_rate
 from ...system.processes.process_group import Processes
 from ...system.progress import Progress
+from ...system.storage.digests import digest, named_files
 from ...system.storage.files import write_text
-from ...system.storage.run_directory import Output, digest
+from ...system.storage.run_directory import Output
 from ...system.versions import versions
 from ..evaluation.drafts import EvaluatedDrafter
 from ..evaluation.evaluate import measured
@@ -207,6 +208,7 @@ def make_head(request: HeadRequest, *, fresh: bool = False, progress: bool = Tru
     show = Progress(progress)
     with _output(request, plan.model, fresh) as output:
         if output.is_complete:
+            output.forget_intermediate()  # of a run that was killed as it ended
             show.say(f"{output.path} is already complete; pass --fresh to run it again")
             return HeadResult(output.checkpoint, load(output.report))
         if not output.has_checkpoint:
@@ -243,7 +245,7 @@ def _write(plan: HeadPlan, output: Output, trained: TrainedHead) -> None:
             "training": trained.training,
             "done": trained.sentence,
         },
-        "model": {"name": plan.request.model, "sha256": model.stored.fingerprint()},
+        "model": {"name": plan.request.model, "sha256": model.stored.content_digest()},
         **Claims(files=digests(output.staging), logits=None).data(),
     }
     write_text(output.staging / RECORD, json.dumps(facts, indent=2) + "\n")
@@ -284,8 +286,10 @@ def _identity(request: HeadRequest, model: OpenModel) -> dict[str, Any]:
         "settings": request.training.model_dump(mode="json"),
         "vocabulary": request.vocabulary,
         "scheme": request.scheme,
-        "model": model.stored.fingerprint(),
+        "model": model.stored.content_digest(),
         "config": digest(model.directory.config_data()),
+        "tokenizer and other files": model.directory.companions(),
+        "files": named_files(request.training.model_dump(mode="json")),
         "computed_in": str(compute_dtype(model.dtype, request.device)),
         "device": request.device,
     }

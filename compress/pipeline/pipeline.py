@@ -22,8 +22,9 @@ from ...system.hardware.machine import available_memory
 from ...system.hardware.resources import compute_dtype, return_memory_at_once
 from ...system.processes.process_group import Processes
 from ...system.progress import Progress
+from ...system.storage.digests import digest
 from ...system.storage.files import write_text
-from ...system.storage.run_directory import Output, digest
+from ...system.storage.run_directory import Output
 from ...system.storage.tensor_files import SafetensorsFile, save_tensors
 from ...system.versions import versions
 from ..evaluation.drafts import EvaluatedDrafter
@@ -104,6 +105,7 @@ def run(
         has_work = not output.is_complete and not output.has_checkpoint
         processes.broadcast(lambda: ({}, has_work))
         if output.is_complete:
+            output.forget_intermediate()  # of a run that was killed as it ended
             show.say(f"{output.path} is already complete; pass --fresh to run it again")
             result = RunResult(output.checkpoint, load(output.report))
             processes.wait()
@@ -164,7 +166,7 @@ def _make_checkpoint(
         "seed": recipe.seed,
         "computed_in": str(dtype).removeprefix("torch."),
         "data": _data(recipe, tokens) if plan.text else None,
-        "model": {"name": name, "sha256": model.stored.fingerprint(), "bytes": model.weights.nbytes},
+        "model": {"name": name, "sha256": model.stored.content_digest(), "bytes": model.weights.nbytes},
         **({} if plan.adapter is None else {"adapter": plan.adapter.facts()}),
         "steps": [
             {

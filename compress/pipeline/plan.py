@@ -25,7 +25,8 @@ from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.hardware.machine import available_memory, human_bytes
 from ...system.hardware.resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
 from ...system.storage.activation_store import BATCH_TOKENS
-from ...system.storage.run_directory import Output, digest
+from ...system.storage.digests import digest, named_files
+from ...system.storage.run_directory import Output
 from ...system.versions import versions
 from ..evaluation.problems import (
     claimed_problems,
@@ -237,8 +238,10 @@ def run_identity(
         **({} if adapter is None else {"adapter": adapter.fingerprint()}),
         "versions": versions(),
         "recipe": recipe.content(),
-        "model": model.stored.fingerprint(),
+        "model": model.stored.content_digest(),
         "config": digest(model.directory.config_data()),
+        "tokenizer and other files": model.directory.companions(),
+        "files": named_files(recipe.content()),
         "computed_in": str(compute_dtype(model.dtype, recipe.calibrate.device)),
     }
 
@@ -251,7 +254,7 @@ def _named_teachers(recipe: Recipe, steps: Sequence[Step[Any]]) -> dict[str, Any
             teacher = step.training.teacher
             with suppress(SmeltError):
                 path = find_model(teacher, trust_remote_code=recipe.trust_remote_code).path
-                found[teacher] = CheckpointWeights(path).fingerprint()
+                found[teacher] = CheckpointWeights(path).content_digest()
     return {"teachers": found} if found else {}
 
 

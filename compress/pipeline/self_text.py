@@ -12,7 +12,7 @@ from ...models.directory.find import find_model
 from ...models.directory.layer_sizes import LAYER_SIZES
 from ...models.text.windows import Windows, fingerprint
 from ...system.progress import Progress
-from ...system.storage.run_directory import digest
+from ...system.storage.digests import digest
 from ...system.storage.tensor_files import SafetensorsFile, save_tensors
 from ...system.versions import versions
 from ..recipe.recipe import Recipe
@@ -30,7 +30,7 @@ def written_once(recipe: Recipe, directory: Path, progress: Progress) -> Windows
     """
     model = find_model(recipe.model, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code)
     settings = recipe.calibrate
-    asked = [CheckpointWeights(model.path).fingerprint(), settings.samples, settings.length, recipe.seed, versions()]
+    asked = [CheckpointWeights(model.path).content_digest(), settings.samples, settings.length, recipe.seed, versions()]
     kept = directory / f"self-{digest(asked)[:24]}.safetensors"
     if kept.exists():
         tokens = SafetensorsFile(kept).load("tokens")

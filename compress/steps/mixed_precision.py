@@ -24,8 +24,8 @@ from ...system.errors import Problem, SmeltError
 from ...system.hardware.machine import human_bytes
 from ...system.hardware.resources import Cost, compute_dtype
 from ...system.storage.activation_store import BATCH_TOKENS
+from ...system.storage.digests import digest
 from ...system.storage.measurement_cache import Kept
-from ...system.storage.run_directory import digest
 from ...system.versions import versions
 from .format_speed import StepTimes, step_times
 

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from ...system.errors import SmeltError, nearest_name
 from ...system.settings.recipe_model import RecipeModel
+from ...system.storage.digests import digest
 from ...system.storage.paths import named_path
 from ..recipe.file import read_document, set_value, validated
 from ..recipe.recipe import Recipe
@@ -143,10 +144,6 @@ class Sweep:
         twice = next((each for i, each in enumerate(all_changes) if each in all_changes[:i]), None)
         if twice is not None:
             raise SmeltError(f"{file}: two trials are identical: {_name(twice)}; keep one")
-        from ...system.storage.run_directory import (
-            digest,  # imported late: it imports torch, and the sweep may be invalid
-        )
-
         names = [_name(changes) for changes in all_changes]
         for changes, short in zip(all_changes, names, strict=True):
             unique = names.count(short) == 1 and len(short) <= _LONGEST_NAME

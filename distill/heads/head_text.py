@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...system.errors import SmeltError
 from ...system.progress import Progress
-from ...system.storage.files import disk_error
+from ...system.storage.files import append_array, disk_error, flush_to_disk
 from ..run.text_writer import Writer
 from ..run.training_text import WindowsFile, training_windows
 from ..settings import Training
@@ -69,10 +69,11 @@ def head_windows(
                 for start in progress.track(range(done, total, _TOGETHER), "the model writes text"):
                     assert made is not None
                     tokens = _written(made, settings, begins, range(start, min(start + _TOGETHER, total)), wanted, seed)
-                    tokens.numpy().astype(np.int32).tofile(file)
+                    append_array(file, tokens.numpy().astype(np.int32))
                     file.flush()
                 if made is not None:
                     made.close()
+                flush_to_disk(file)
             partial.replace(path)
         except OSError as error:
             raise disk_error(error, path, nbytes * total) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from ...system.errors import SmeltError
 from ...system.progress import Progress
-from ...system.storage.files import disk_error
+from ...system.storage.files import append_array, disk_error, flush_to_disk
 from ..losses.chunked import rows_at_once
 from ..losses.probabilities import most_likely
 from .student import WholeModel
@@ -86,11 +85,10 @@ class CachedTeacherLogits:
                 for start in progress.track(range(done, total, _TOGETHER), "running the teacher"):
                     numbers = torch.arange(start, min(start + _TOGETHER, total))
                     places, kept = self._logits_of(reader, self._windows.read(numbers), temperature)
-                    places.numpy().astype(self._ids).tofile(ids)
-                    kept.numpy().astype(np.float16).tofile(logs)
+                    append_array(ids, places.numpy().astype(self._ids))
+                    append_array(logs, kept.numpy().astype(np.float16))
                 for file in (ids, logs):
-                    file.flush()
-                    os.fsync(file.fileno())
+                    flush_to_disk(file)
         except OSError as error:
             raise disk_error(error, self._paths[0], total * sum(sizes)) from None
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...models.structure.open_model import OpenModel
 from ...system.errors import SmeltError
-from ...system.storage.run_directory import digest
+from ...system.storage.digests import digest
 from ..losses.attention_matching import AttentionMatching, NotSeenError
 from ..losses.functions import functions_for
 from ..losses.hidden_matching import HiddenMatching, paired

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ...models.text.text_source import TextSource
 from ...models.text.windows import beginning, token_pieces
 from ...system.progress import Progress
-from ...system.storage.files import disk_error
+from ...system.storage.files import append_array, disk_error, flush_to_disk
 
 # At most one window in this many is held out.
 _KEPT_SHARE, _MOST_KEPT = 20, 16
@@ -104,11 +104,12 @@ def training_windows(
         try:
             with partial.open("wb") as file:
                 for ids in progress.track(token_pieces(source, tokenizer), f"tokenizing {source.label}"):
-                    np.asarray(ids[:left], dtype=np.int32).tofile(file)
+                    append_array(file, np.asarray(ids[:left], dtype=np.int32))
                     left -= len(ids)
                     if left <= 0:
                         break
                 file.truncate((enough - max(0, left)) // own * own * 4)
+                flush_to_disk(file)
             partial.replace(path)
         except OSError as error:
             raise disk_error(error, path, 4 * enough) from None

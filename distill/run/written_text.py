@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...system.progress import Progress
-from ...system.storage.files import disk_error
+from ...system.storage.files import append_array, disk_error, flush_to_disk
 from ..settings import TrainingText
 from ..training.batches import TrainingBatch
 from .student import WholeModel
@@ -54,8 +54,9 @@ def written_by(
                     numbers = torch.arange(start, min(start + _TOGETHER, windows.count))
                     prompts = windows.read(numbers)[:, : settings.prompt]
                     tokens = teacher.continued(prompts, settings.temperature, seed * 1_000_003 + start)
-                    windows.own(tokens).numpy().astype(np.int32).tofile(file)
-                windows.own(windows.read(windows.held_out())).numpy().astype(np.int32).tofile(file)
+                    append_array(file, windows.own(tokens).numpy().astype(np.int32))
+                append_array(file, windows.own(windows.read(windows.held_out())).numpy().astype(np.int32))
+                flush_to_disk(file)
             shutil.move(begun, path)
         except OSError as error:
             raise disk_error(error, path, windows.nbytes * windows.count) from None

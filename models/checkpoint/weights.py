@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...system.errors import SmeltError
+from ...system.storage.digests import file_digest
 from ...system.storage.files import read_json
 from ...system.storage.tensor_files import SafetensorsFile, TensorInfo
 
@@ -143,9 +144,7 @@ class CheckpointWeights:
         """A digest of every byte, for cases where two checkpoints that differ only in the middle must be distinguished."""
         digest = hashlib.sha256()
         for file in sorted({id(f): f for f in self._files.values()}.values(), key=lambda f: f.path.name):
-            digest.update(file.path.name.encode())
-            with file.path.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
+            digest.update(file.path.name.encode() + bytes.fromhex(file_digest(file.path)))
         return digest.hexdigest()
 
     def _shards(self) -> dict[Path, list[str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...system.errors import SmeltError
+from ...system.storage.digests import digest, file_digest
 from ...system.storage.files import check_regular, read_json
 from ..checkpoint.weights import CheckpointWeights
 from .config_checks import config_problem, is_token_id, raw_problem
@@ -25,6 +26,7 @@ _TOKENIZER_JSON = (
     "vocab.json",
 )
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+_COMPANIONS = (".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 _READ = (".json", ".safetensors", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 
 
@@ -45,6 +47,11 @@ class ModelDirectory:
     trust_remote_code: bool = False
     as_dense: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def companions(self) -> str:
+        """A digest of all small files that affect what the model says: its config, tokenizer, template, generation config and code."""
+        files = sorted(path for path in self.path.iterdir() if path.suffix in _COMPANIONS and path.is_file())
+        return digest([[path.name, file_digest(path)] for path in files if path.name != "smelt.json"])
 
     def config_data(self) -> dict[str, Any]:
         """``config.json`` with its changes; without its ``quantization_config`` if it is treated as dense.

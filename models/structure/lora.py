@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from ...system.errors import Problem, SmeltError, nearest_name, raise_problems
+from ...system.storage.digests import digest
 from ...system.storage.paths import named_path
-from ...system.storage.run_directory import digest
 from ...system.storage.tensor_files import SafetensorsFile, TensorInfo
 from ..checkpoint.weights import Weights
 from .open_model import OpenModel

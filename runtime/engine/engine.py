@@ -499,7 +499,7 @@ class Engine:
                 changed += self._collect()
         except BaseException:
             self._handle = None
-            self._fail_all("the engine failed while computing this request's step")
+            self._fail_all(self.problem or "the engine failed while computing this request's step")
             # Blocks that the step was to fill or to swap can be found by their keys already.
             self.cache.forget()
             raise

@@ -176,7 +176,9 @@ class EngineLoop:
         if self._engine.has_work:
             try:
                 self._engine.step()
-            except Exception:  # all requests have ended with an error, which their readers get
+            except RuntimeProblem as problem:  # all requests have ended with an error, which their readers get
+                _LOG.error("a step failed: %s", problem)
+            except Exception:
                 _LOG.exception("a step failed")
         ready, self._ready = self._ready, {}
         for loop, outputs in ready.items():

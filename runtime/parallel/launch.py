@@ -75,7 +75,7 @@ def started(module: str, count: int, device: str) -> tuple[ConnectedRanks, Other
     )
     try:
         _wait_for_all(store, count, others)
-        return ConnectedRanks(store, 0, count, device, here_only=True), others
+        return ConnectedRanks(store, 0, count, device, here_only=True, others=others.lost), others
     except BaseException:
         others.end(0)
         raise

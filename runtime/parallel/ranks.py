@@ -18,6 +18,7 @@ from ...system.errors import RuntimeProblem
 
 # Those that wait for the next step may wait for days.
 _PATIENCE = timedelta(days=30)
+_CONNECTING = timedelta(minutes=5)
 _LOOPBACK = "127.0.0.1"
 
 
@@ -141,6 +142,11 @@ class Ranks:
                     " the same files"
                 )
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connections were ended."""
+        return False
+
     def close(self) -> None:
         """End the connections."""
 
@@ -154,14 +160,27 @@ class ConnectedRanks(Ranks):
         count: how many there are.
         device: where tensors are that are summed: ``cpu`` (gloo) or ``cuda`` (NCCL).
         here_only: whether all run on this machine, so that none need listen to others.
+        others: says which of the others has ended, if this process has started them.
+
+    Raises:
+        RuntimeProblem: one of the others has ended before all were connected, or has not connected in time.
     """
 
-    def __init__(self, store: Store, rank: int, count: int, device: str, *, here_only: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        count: int,
+        device: str,
+        *,
+        here_only: bool = False,
+        others: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self.rank, self.count = rank, count
-        self._store, self._device, self._here_only = store, device, here_only
+        self._store, self._device, self._here_only, self._others = store, device, here_only, others
         self._parts: list[ConnectedRanks] = []
         self._closing, self._closed = threading.Lock(), False
-        self._messages = _gloo(PrefixStore("smelt messages", store), rank, count, here_only=here_only)
+        self._messages = _gloo(PrefixStore("smelt messages", store), rank, count, here_only=here_only, others=others)
         self._tensors: Any = self._messages
         if device == "cuda":
             options = distributed.ProcessGroupNCCL.Options()
@@ -181,7 +200,8 @@ class ConnectedRanks(Ranks):
             rank: its number among them.
             count: how many they are.
         """
-        found = ConnectedRanks(PrefixStore(name, self._store), rank, count, self._device, here_only=self._here_only)
+        store = PrefixStore(name, self._store)
+        found = ConnectedRanks(store, rank, count, self._device, here_only=self._here_only, others=self._others)
         self._parts.append(found)
         return found
 
@@ -236,6 +256,10 @@ class ConnectedRanks(Ranks):
     def gather_data(self, data: Any) -> list[Any]:
         return [self._data_of(rank, data) for rank in range(self.count)]
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         with self._closing:
             if self._closed:
@@ -260,12 +284,32 @@ class ConnectedRanks(Ranks):
         return tensor
 
 
-def _gloo(store: Store, rank: int, count: int, *, here_only: bool) -> Any:
+def _gloo(store: Store, rank: int, count: int, *, here_only: bool, others: Callable[[], str | None]) -> Any:
     gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
-    options._timeout = _PATIENCE
+    options._timeout = _CONNECTING
     options._devices = [gloo.create_device(hostname=_LOOPBACK) if here_only else gloo.create_default_device()]
-    return gloo(store, rank, count, options)
+    made: list[Any] = []
+
+    def connect() -> None:
+        try:
+            made.append(gloo(store, rank, count, options))
+        except RuntimeError as error:
+            made.append(error)
+
+    # In a thread: while torch connects it hears neither signals nor that another one has ended.
+    thread = threading.Thread(target=connect, name="smelt-connect", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.05)
+        ended = others() if thread.is_alive() else None
+        if ended is not None:
+            raise RuntimeProblem(f"{ended} while the ranks connected; what it printed says why")
+    if isinstance(made[0], RuntimeError):
+        said = next(iter(str(made[0]).splitlines()), "")
+        raise RuntimeProblem(f"the ranks could not connect within {_CONNECTING} (torch says: {said[:200]})")
+    made[0].set_timeout(_PATIENCE)
+    return made[0]
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Self
 
 _END_SECONDS = 10.0
@@ -107,12 +109,19 @@ class OtherProcesses:
             self._directory.cleanup()
 
 
-def ends_with(parent: int) -> None:
-    """End this process as soon as the one that has started it is gone, however that ended."""
+def ends_with(parent: int, directory: Path | None = None) -> None:
+    """End this process as soon as the one that has started it is gone, however that ended.
+
+    Args:
+        parent: that has started it.
+        directory: that it would have removed.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -8,9 +8,12 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from ..errors import SmeltError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Real ones have kilobytes, a tokenizer's up to some tens of megabytes.
 _LARGEST_JSON = 256 << 20
@@ -74,14 +77,24 @@ def parse_json(raw: bytes, what: str) -> dict[str, Any]:
     return found
 
 
+def append_array(file: BinaryIO, array: np.ndarray) -> None:
+    """Write an array's elements; unlike its own ``tofile``, which loses errors, this raises where the disk is full."""
+    file.write(array.tobytes())
+
+
+def flush_to_disk(file: IO[Any]) -> None:
+    """Have all that was written to a file on the disk, or an error."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file so that it appears all at once."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            flush_to_disk(file)
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):  # of a file system that cannot be written
@@ -90,10 +103,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def disk_error(error: OSError, path: Path, needed: int) -> SmeltError:
-    """The sentence for a failed write."""
+    """The sentence for a failed write.
+
+    Args:
+        error: why it failed.
+        path: what was written.
+        needed: how many bytes of room; 0 if that is not known.
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         what = "the file-size limit is reached" if error.errno == errno.EFBIG else "the disk is full"
-        return SmeltError(
-            f"{path}: {what} ({needed / 1e6:.1f} MB were needed); make room or choose another output, then run the same command"
-        )
-    return SmeltError(f"{path}: cannot be written ({error.strerror}); check the output directory's permissions")
+        size = f" ({needed / 1e6:.1f} MB were needed)" if needed else ""
+        return SmeltError(f"{path}: {what}{size}; make room or choose another output, then run the same command")
+    return SmeltError(
+        f"{path}: cannot be written ({error.strerror or error}); check the output directory's permissions"
+    )

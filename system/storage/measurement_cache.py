@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..hardware.machine import cache_directory
-from .run_directory import digest
+from .digests import digest
 
 
 class Kept:

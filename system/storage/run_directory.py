@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -121,10 +120,12 @@ class Output:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-        if kind is not None:
-            shutil.rmtree(self.staging, ignore_errors=True)
+        try:
+            if kind is not None:
+                shutil.rmtree(self.staging, ignore_errors=True)
+        finally:
+            if self._lock is not None:  # last: the next run makes a directory of that name
+                os.close(self._lock)
 
     def publish(self) -> None:
         """Make the finished checkpoint appear under its name, at once."""
@@ -206,11 +207,6 @@ class Output:
         for entry in self.journal.iterdir():
             if entry.name not in (_MARK, "lock"):  # the mark is replaced, never absent: it says whose directory this is
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-
-
-def digest(data: Any) -> str:
-    """A digest of plain data."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def _differences(old: Any, new: Any, place: str = "") -> list[str]:

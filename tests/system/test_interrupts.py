@@ -13,7 +13,7 @@ import os, signal
 import typer
 from smelt.system.errors import SmeltError
 from smelt.system.interrupts import end_when_interrupted
-end_when_interrupted()
+end_when_interrupted(continues=True)
 from smelt.compress.commands.common.outcome import reporting_errors
 
 def fail():
@@ -39,5 +39,6 @@ def test_one_sentence_says_why_a_process_ends(signal: str, command: str, says: s
     script = FAILS_AND_IS_TERMINATED.format(signal=signal, command=command)
     # A shell's background jobs ignore SIGINT, and so would a process of theirs.
     with_sigint = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + script
+    status = 143 if signal == "SIGTERM" else 130
     ended = subprocess.run([sys.executable, "-c", with_sigint], capture_output=True, text=True, check=False)
-    assert (ended.stderr.splitlines(), ended.returncode) == ([says], 130)
+    assert (ended.stderr.splitlines(), ended.returncode) == ([says], status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import sys
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Any, ParamSpec
 import typer
 
 from ....system.errors import SmeltError
-from ....system.interrupts import SENTENCE, STATUS, end_without_a_word, remembered_interrupts
+from ....system.interrupts import end_without_a_word, remembered_interrupts, sentence
+from ....system.interrupts import status as interrupted_status
+from ....system.storage.files import disk_error
 
 P = ParamSpec("P")
 
@@ -27,7 +30,11 @@ def reporting_errors(command: Callable[P, int | None]) -> Callable[P, None]:
         except SmeltError as error:
             status = _end(str(error), 1)
         except KeyboardInterrupt:
-            status = _end(SENTENCE, STATUS)
+            status = _end(sentence(), interrupted_status())
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+                raise
+            status = _end(str(disk_error(error, Path(str(error.filename or "the output")), 0)), 1)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
                 raise
@@ -56,9 +63,9 @@ def say(text: str, status: int) -> int:
 
 def passed(report: Any, gates: list[Any]) -> int:
     """Report which gates failed, and by how much."""
-    fallen = [sentence for gate in gates for sentence in gate.fallen(report)]
-    for sentence in fallen:
-        say(sentence, 1)
+    fallen = [why for gate in gates for why in gate.fallen(report)]
+    for why in fallen:
+        say(why, 1)
     return 1 if fallen else 0
 
 

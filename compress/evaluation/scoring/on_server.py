@@ -21,8 +21,8 @@ from ....runtime.requests.sequence import TokenScore
 from ....runtime.requests.trace import Arrival
 from ....system.errors import SmeltError
 from ....system.progress import Progress
+from ....system.storage.digests import digest
 from ....system.storage.paths import named_path
-from ....system.storage.run_directory import digest
 from ...results.result import Sample, Text
 from .samples import SAMPLE_TOKENS
 from .text import Excerpt, text_result

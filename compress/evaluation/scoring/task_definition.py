@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ....system.storage.run_directory import digest
+from ....system.storage.digests import digest
 
 # Where its data is, which is compared by itself, and names.
 _NO_MATTER = (

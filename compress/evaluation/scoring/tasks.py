@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ....system.errors import SmeltError, nearest_name
+from ....system.storage.digests import digest
 from ....system.storage.paths import named_path
-from ....system.storage.run_directory import digest
 from ...results.result import TaskResult
 from ...results.statistics import Interval, mean_interval, resampled_interval, share_interval
 from .aggregations import Aggregate, is_right_or_wrong, mean, name_of

@@ -105,6 +105,7 @@ def pipelined(
         result: of the last stage.
     """
     batches = [Batch(runs, block_size) for runs in pieces]
+    found: list[Tensor] = []
     for piece in batches:
         if stages.is_first:
             states = model.embed(piece.tokens, piece.positions)
@@ -114,12 +115,12 @@ def pipelined(
         if not stages.is_last:
             stages.send(states)
         elif result.rows(piece):
-            found = result.of(states, piece)
-            if stages.sends_result:
-                stages.send(found)
-    received = []
-    if stages.gets_result:
-        rows = [result.rows(piece) for piece in batches]
-        received = [stages.receive((count, result.width), result.dtype, model.device) for count in rows if count]
+            found.append(result.of(states, piece))
+    # After all pieces: NCCL carries what two ranks send each other in the order in which each has asked for it, and with results in
+    # between both would wait for ever.
+    if found and stages.sends_result:
+        stages.send(torch.cat(found))
+    rows = sum(result.rows(piece) for piece in batches) if stages.gets_result else 0
+    received = stages.receive((rows, result.width), result.dtype, model.device) if rows else None
     stages.wait()
-    return torch.cat(received) if received else torch.empty(0, result.width)
+    return torch.empty(0, result.width) if received is None else received

@@ -132,7 +132,7 @@ class TorchExecutor:
             with self._device:
                 by_upper = [part.chunk.sequence.request.upper_bits for part in parts for _ in part.runs]
                 there = self._computed(by_upper, runs)
-        logits = there.cpu()
+            logits = there.cpu()
         stats = self.model.logit_statistics(logits)
         result = StepResult()
         rows: list[int] = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -65,7 +67,7 @@ def work_unless_first(config: EngineConfig) -> None:
 def main() -> int:
     """What the first rank starts: ``python -m smelt.runtime.engine.ranks.worker PARENT PLACE RANK COUNT DEVICE``."""
     parent, place, rank, count, device = sys.argv[1:]
-    ends_with(int(parent))
+    ends_with(int(parent), Path(place).parent)
     # The first rank ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if device == "cuda":
@@ -81,4 +83,12 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    status = 1
+    try:
+        status = main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # At once: taking torch apart takes seconds, in which the first rank waits to learn how this one has ended.
+        sys.stderr.flush()
+        os._exit(status)

@@ -125,12 +125,13 @@ def received(ranks: Ranks) -> StepMessage | StatesMessage | None:
 @contextmanager
 def each_loaded(ranks: Ranks) -> Iterator[None]:
     """If some rank fails within, all do, and say why."""
-    own: SmeltError | None = None
+    own: Exception | None = None
     try:
         yield
-    except SmeltError as error:
+    except Exception as error:  # without memory, for one: the others wait for what this one would have said
         own = error
-    said = ranks.gather_data(None if own is None else str(own))
+    kind = "" if own is None or isinstance(own, SmeltError) else f"{type(own).__name__}: "
+    said = ranks.gather_data(None if own is None else f"{kind}{own}")
     if own is not None:
         raise own
     for rank, problem in enumerate(said):
@@ -253,6 +254,9 @@ class Workers:
         try:
             with self._computing:
                 yield
+            # On a GPU what was waited for may be over because it was aborted.
+            if self.ranks.is_closed and not self._closed:
+                raise RankLost("another rank has ended")
         except BaseException as error:
             why = (
                 "an interrupt came while they computed" if isinstance(error, KeyboardInterrupt) else "a rank has failed"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from smelt.compress import Evaluate, Recipe, SmeltError, evaluate, run
 from smelt.compress.reporting.report_files import load
+from smelt.system.storage.run_directory import Output
 
 Build = Callable[..., Recipe]
 
@@ -104,6 +105,64 @@ def test_another_recipe_is_refused_and_says_what_differs(small: Build) -> None:
     made = run(small(rounding="hqq"), fresh=True).report.candidates[0].recipe
     assert made is not None
     assert made["steps"][0]["quantize"]["rounding"]["method"] == "hqq"
+
+
+def test_what_was_changed_meanwhile_is_noticed(recipe: Build, tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Otherwise a resumed run would mix blocks of two models, texts or tokenizers."""
+    model, text = tiny(num_hidden_layers=4), tmp_path / "text.txt"
+    text.write_text("The harbour was quiet, and the boats lay still under a pale sky. " * 200)
+    top = {"calibrate": {"source": str(text), "samples": 4, "length": 32}, "evaluate": False}
+    run(recipe(model, top, group_size=32))
+
+    weights = model / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    assert len(raw) > 3 << 20, "its middle is in neither end that is read at once"
+    before = bytes(raw)
+    raw[len(raw) // 2] ^= 1
+    weights.write_bytes(raw)
+    with pytest.raises(SmeltError, match=r"holds another run .model: "):
+        run(recipe(model, top, group_size=32))
+    weights.write_bytes(before)
+
+    with text.open("a") as file:
+        file.write("Nobody had seen the keeper.")
+    with pytest.raises(SmeltError, match=rf"holds another run .files\.{text}: "):
+        run(recipe(model, top, group_size=32))
+    text.write_text("The harbour was quiet, and the boats lay still under a pale sky. " * 200)
+
+    tokenizer = model / "tokenizer.json"
+    data = json.loads(tokenizer.read_text())
+    tokenizer.write_text(json.dumps({**data, "normalizer": {"type": "Lowercase"}}))
+    with pytest.raises(SmeltError, match=r"holds another run .tokenizer and other files: "):
+        run(recipe(model, top, group_size=32))
+    tokenizer.write_text(json.dumps(data))
+    run(recipe(model, top, group_size=32), fresh=True)
+
+
+def test_what_a_run_leaves_that_is_killed_as_it_ends_is_removed(small: Build, tmp_path: Path) -> None:
+    run(small())
+    left = tmp_path / "out" / "journal" / "step-0" / "block-00000.safetensors"
+    left.parent.mkdir(exist_ok=True)
+    left.touch()
+    run(small())
+    assert not left.parent.exists()
+
+
+def test_a_run_that_fails_removes_its_own_staging_directory_only(tmp_path: Path) -> None:
+    """Not that of the next, which waits for nothing but the lock."""
+    first = Output(tmp_path / "out", {"kind": "run"})
+    removed: list[bool] = []
+
+    def remove(path: Path, **_: object) -> None:
+        with pytest.raises(SmeltError, match="another run is working"):
+            Output(tmp_path / "out", {"kind": "run"}).__enter__()
+        removed.append(path == first.staging)
+
+    first.__enter__()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("smelt.system.storage.run_directory.shutil.rmtree", remove)
+        first.__exit__(ValueError, ValueError(), None)
+    assert removed == [True]
 
 
 def test_starting_over_does_not_remove_what_is_read(small: Build, recipe: Build, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def _start(recipe_file: Path, out: Path) -> subprocess.Popen[bytes]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return subprocess.Popen(
-            [sys.executable, "-m", "smelt.compress.cli", "run", str(recipe_file), "--output", str(out)],
+            [sys.executable, "-m", "smelt.compress", "run", str(recipe_file), "--output", str(out)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )

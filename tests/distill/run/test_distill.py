@@ -394,6 +394,17 @@ def test_stored_logits_ignore_tokens_that_only_the_student_has() -> None:
     assert gradient.abs().max() < 1e-5
 
 
+def test_a_full_disk_is_noticed_while_text_is_tokenized(tmp_path: Path) -> None:
+    """numpy's own way of writing loses the error, and zeros would be what is trained on."""
+    tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
+    text = TrainingText(source="builtin", writer="teacher", prompt=4).text()
+    path = tmp_path / "text.bin"
+    path.with_name("text.bin.partial").symlink_to("/dev/full")
+    with pytest.raises(SmeltError, match="the disk is full"):
+        training_windows(text, tokenizer, 16, 70, path, Progress(False))
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("left", [0, 45, 70, 86])
 def test_text_that_is_written_again_is_what_it_would_have_been(left: int, tmp_path: Path) -> None:
     """Whatever was in the file when it was killed, also held-out windows: these never become training windows."""

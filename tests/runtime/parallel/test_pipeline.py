@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smelt.runtime.decoder.parallel.pipeline import equal_pieces
+from smelt.runtime.decoder.parallel.pipeline import Result, equal_pieces, pipelined
 from smelt.runtime.decoder.parts.batch import Run
 from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.engine.setup.loading import operators_for
-from smelt.runtime.parallel.stages import divided
+from smelt.runtime.parallel.stages import ConnectedStages, divided
 from torch import Tensor
 
 from ...compress.coded import compressed
@@ -45,6 +50,65 @@ def test_logits_are_those_of_transformers(tiny: Callable[..., Path], architectur
         with torch.no_grad():
             wanted = model(torch.tensor([prompt])).logits[0]
         torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+
+
+class _InOrder:
+    """Connections as NCCL's: what two ranks send each other goes one after the other, and a send ends when it is received."""
+
+    def __init__(
+        self, rank: int, pairs: dict[tuple[int, int], queue.Queue[Tensor]], ends: dict[tuple[int, int], Any]
+    ) -> None:
+        self._rank, self._pairs, self._ends = rank, pairs, ends
+        self._streams: dict[int, ThreadPoolExecutor] = {}
+
+    def _after_others(self, other: int, move: Callable[[], None]) -> Any:
+        stream = self._streams.setdefault(other, ThreadPoolExecutor(1))
+        work = stream.submit(move)
+        return SimpleNamespace(wait=lambda: work.result(timeout=20))
+
+    def send(self, tensors: list[Tensor], other: int, _: int) -> Any:
+        way = self._rank, other
+
+        def move() -> None:
+            self._pairs[way].put(tensors[0].clone())
+            self._ends[way].acquire(timeout=10) or pytest.fail("nobody receives it")
+
+        return self._after_others(other, move)
+
+    def recv(self, tensors: list[Tensor], other: int, _: int) -> Any:
+        way = other, self._rank
+
+        def move() -> None:
+            tensors[0].copy_(self._pairs[way].get(timeout=10))
+            self._ends[way].release()
+
+        return self._after_others(other, move)
+
+
+@pytest.mark.parametrize("wants", [1, 24])
+@pytest.mark.parametrize("count", [2, 3])
+def test_stages_do_not_wait_for_each_other_for_ever_where_sends_are_in_order(count: int, wants: int) -> None:
+    """On a GPU each pair of ranks has one stream. gloo, which the other tests use, buffers."""
+    ways = [(a, b) for a in range(count) for b in range(count) if a != b]
+    pairs: dict[tuple[int, int], queue.Queue[Tensor]] = {way: queue.Queue() for way in ways}
+    ends = {way: threading.Semaphore(0) for way in ways}
+    runs = [Run([7] * 24, 0, [0, 1], 24, wants) for _ in range(4)]
+    model = SimpleNamespace(
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        embed=lambda tokens, _: tokens.float()[:, None].expand(-1, 3),
+        through=lambda states, *_: states + 1,
+    )
+    result = Result(lambda states, batch: states[batch.wanted], lambda batch: len(batch.wanted), 3, torch.float32)
+
+    def work(rank: int) -> Tensor:
+        world = SimpleNamespace(rank=rank, count=count, tensors=_InOrder(rank, pairs, ends))
+        stages = ConnectedStages(cast(Any, world), rank, count)
+        return pipelined(cast(Any, model), stages, equal_pieces(runs, 4), 16, cast(Any, None), 3, result)
+
+    with ThreadPoolExecutor(count) as ranks:
+        found = [work.result(timeout=30) for work in [ranks.submit(work, rank) for rank in range(count)]]
+    assert torch.equal(found[0], torch.full((4 * wants, 3), 7.0 + count))
 
 
 @pytest.mark.few(6)

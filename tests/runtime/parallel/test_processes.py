@@ -16,6 +16,7 @@ import httpx2
 import pytest
 import torch
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams
+from smelt.runtime.parallel import launch
 from smelt.runtime.requests.output import RequestOutput
 
 from ...serve_process import started
@@ -179,6 +180,16 @@ def test_a_rank_that_dies_stops_all_with_one_sentence() -> None:
     with pytest.raises(RuntimeProblem, match="rank 1"):
         running.generate(PROMPTS, PARAMS[0])
     running.close()
+
+
+def test_a_rank_that_dies_while_it_connects_is_named() -> None:
+    """torch itself would wait for it for as long as for a step, and hear no interrupt."""
+    before = set(children(os.getpid()))
+    with pytest.raises(
+        RuntimeProblem, match=r"rank 1 \(process \d+\) has ended with exit code 3 while the ranks connected"
+    ):
+        launch.started("tests.runtime.parallel.dies_connecting", 2, "cpu")
+    assert set(children(os.getpid())) <= before
 
 
 def test_closing_ends_its_processes() -> None:

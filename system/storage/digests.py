@@ -1,0 +1,42 @@
+"""SHA-256 of plain data and of files, by which work is recognised that was done before."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import SmeltError
+from ..plain_data import strings_in
+from .paths import named_path
+
+
+def digest(data: Any) -> str:
+    """A digest of plain data."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes; not read again while the file is the same."""
+    found = path.stat()
+    return _digest_of(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def named_files(data: Any) -> dict[str, str]:
+    """Digests of the files that settings name: texts, and definitions of tasks."""
+    found = {}
+    for text in strings_in(data):
+        with suppress(OSError, SmeltError):  # most name no file
+            path = named_path(text)
+            if path.is_file():
+                found[text] = file_digest(path)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest_of(path: Path, *_: int) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
