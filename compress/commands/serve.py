@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -81,6 +81,12 @@ def serve(
         str | None,
         typer.Option(help="A Jinja template, or its file, instead of the models' own.", show_default=False),
     ] = None,
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        typer.Option(
+            help="How tokens are chosen if a request does not say: auto (as the models' generation_config.json has it) or none."
+        ),
+    ] = "auto",
     stream_interval: Annotated[
         int,
         typer.Option(
@@ -146,7 +152,7 @@ def serve(
         otlp_endpoint=otlp_endpoint,
     )
     template = None if chat_template is None else given_template(chat_template)
-    answers = AnswerOptions(tool_call_parser, template, stream_interval)
+    answers = AnswerOptions(tool_call_parser, template, stream_interval, generation_config)
     first = served_model_name or checkpoint.rstrip("/").rpartition("/")[2].removeprefix("builtin:")
     places = {first: checkpoint}
     for pair in model or []:
@@ -178,6 +184,13 @@ def serve(
     loader = ModelLoader(engine, share, answers)
     listening = listen(host, port)
     models = load_all(loader, found, adapters)
+    for each in models:
+        if each.defaults and each.base is None:
+            said = ", ".join(f"{name} {value:g}" for name, value in each.defaults.items())
+            print(
+                f"smelt: {each.name} answers with {said} (its generation_config.json) unless requests say otherwise",
+                file=sys.stderr,
+            )
     log_to(sys.stderr, config.log_format)
     server = Server(ServedModels(models), config, loader)
     _say([model.name for model in models], listening)

@@ -26,6 +26,7 @@ _TOKENIZER_JSON = (
     "vocab.json",
 )
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _COMPANIONS = (".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 _READ = (".json", ".safetensors", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 
@@ -144,6 +145,16 @@ class ModelDirectory:
         if path.exists():
             found = self._generation_data(path).get("eos_token_id", found)
         return [] if found is None else found if isinstance(found, list) else [found]
+
+    def sampling_defaults(self) -> dict[str, float]:
+        """What ``generation_config.json`` says of how tokens are chosen; empty if there is none.
+
+        Raises:
+            SmeltError: it is damaged or invalid.
+        """
+        path = self.path / "generation_config.json"
+        data = self._generation_data(path) if path.exists() else {}
+        return {name: data[name] for name in _SAMPLING if isinstance(data.get(name), (int, float))}
 
     @property
     def has_tokenizer(self) -> bool:

@@ -370,15 +370,20 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         id: str | None = None,
+        joins: bool = False,
         **options: Unpack[RequestOptions],
     ) -> Stream:
         """Queue a prompt for the engine's own thread, without waiting for the step that runs. Called in an asyncio loop.
 
-        Arguments and errors are those of :meth:`add_request`.
+        Args:
+            joins: it belongs to a prompt that was queued just before, and is not kept out by ``max_waiting``.
+
+        Other arguments, and errors, are those of :meth:`add_request`.
         """
         request = self._request(prompt, params or SamplingParams(), id, options)
         request.arrived = time.perf_counter()
-        self._check_queue(self.loop.arriving)
+        if not joins:
+            self._check_queue(self.loop.arriving)
         return self.loop.submit(request)
 
     async def embed(self, tokens: list[int], *, pooling: Pooling = "last", adapter: str | None = None) -> Tensor:

@@ -191,7 +191,7 @@ class ConversationRequest(_Form):
     """
 
     model: str
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=100_000)]
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=8192)]
     system: TextContent | None = None
     tools: (
         list[

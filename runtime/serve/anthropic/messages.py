@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from ...requests.output import RequestOutput
 from ...requests.params import SamplingParams
 from ..http.errors import ApiError, refused
 from ..model.chat_prompt import ChatPrompt
+from ..model.choosing import chosen
 from ..model.deltas import Deltas
 from ..model.running import Running
 from ..model.scheduling import LONGEST_STOP, MOST_STOPS, SchedulingFields
@@ -49,7 +50,7 @@ class MessagesRequest(ConversationRequest, SchedulingFields):
         if budget is not None and budget >= self.max_tokens:
             raise ApiError(400, "max_tokens must be greater than thinking.budget_tokens.")
 
-    def sampling(self) -> SamplingParams:
+    def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
         """The engine's parameters.
 
         Raises:
@@ -58,9 +59,7 @@ class MessagesRequest(ConversationRequest, SchedulingFields):
         try:
             return SamplingParams(
                 max_tokens=max(1, self.max_tokens),
-                temperature=1.0 if self.temperature is None else self.temperature,
-                top_k=self.top_k or 0,
-                top_p=1.0 if self.top_p is None else self.top_p,
+                **chosen(self, defaults),
                 stop=tuple(self.stop_sequences or ()),
             )
         except SmeltError as problem:
@@ -156,4 +155,4 @@ async def answered_message(request: MessagesRequest, model: ServedModel, name: s
     Raises:
         ApiError: it cannot be served.
     """
-    return Messages(request, model, name, await prompt_of(request, model, request.sampling()))
+    return Messages(request, model, name, await prompt_of(request, model, request.sampling(model.defaults)))

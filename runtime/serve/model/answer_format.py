@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ....system.errors import RuntimeProblem, nearest_name
 from ..answer.parts import Parser, Plain
@@ -23,11 +23,14 @@ class AnswerOptions:
         tool_call_parser: the format of their calls; ``auto`` takes it from the chat template.
         chat_template: used instead of their own; None for their own.
         stream_interval: every how many tokens a stream has an event.
+        generation_config: ``auto``: requests that do not say how tokens are chosen get what the models' ``generation_config.json``
+            says; ``none``: a temperature of 1 and nothing else.
     """
 
     tool_call_parser: str = "auto"
     chat_template: str | None = None
     stream_interval: int = 1
+    generation_config: Literal["auto", "none"] = "auto"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from ...requests.params import SamplingParams
 from ..answer.parts import FirstCall, Parser
@@ -21,12 +21,8 @@ from .served_model import ServedModel
 _MOST_TOOLS, _LONGEST_NAME = 1024, 256
 
 
-class _Form(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Function(_Form):
-    """A tool's name and what it takes."""
+class Function(BaseModel):
+    """A tool's name and what it takes. Clients add fields of their own, which are ignored, here and in tools and messages."""
 
     name: str
     description: str | None = None
@@ -34,20 +30,20 @@ class Function(_Form):
     strict: bool | None = None
 
 
-class Tool(_Form):
+class Tool(BaseModel):
     """A tool, in OpenAI's form."""
 
     type: Literal["function"] = "function"
     function: Function
 
 
-class NamedFunction(_Form):
+class NamedFunction(BaseModel):
     """Which."""
 
     name: str
 
 
-class NamedTool(_Form):
+class NamedTool(BaseModel):
     """A tool that must be called."""
 
     type: Literal["function"] = "function"
@@ -103,6 +99,11 @@ class ChatOptions:
     def offered(self) -> Sequence[Tool]:
         """The tools that the model is shown."""
         return () if self.choice == "none" else self.tools
+
+
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """What templates know of OpenAI's ``reasoning_effort``: some its name, most whether to think at all."""
+    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
 async def chat_prompt(

@@ -52,7 +52,7 @@ class Running:
         watches = [observer.watch(name, prompts, params) for observer in model.observers]
         try:
             for number, prompt in enumerate(prompts):
-                self._streams.append(model.start(prompt, params, f"{own}-{number}", options))
+                self._streams.append(model.start(prompt, params, f"{own}-{number}", options, joins=number > 0))
         except BaseException:
             self.close()
             raise

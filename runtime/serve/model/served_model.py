@@ -6,12 +6,13 @@ import asyncio
 import copy
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from ....models.directory.directory import ModelDirectory
 from ....models.text.chat_template import conversation_tokens
 from ....system.errors import SmeltError
 from ....system.plain_data import strings_in
@@ -66,6 +67,7 @@ class ServedModel:
     base: ServedModel | None = None
     in_use: int = 0
     running: set[Closing] = field(default_factory=set)
+    _defaults: Mapping[str, float] = field(default_factory=dict)
     _compiles: threading.Lock = field(default_factory=threading.Lock)
     _compiler: Compiler | None = None
 
@@ -74,6 +76,8 @@ class ServedModel:
         if self.options.chat_template is not None and self.tokenizer is not None:
             self.tokenizer.chat_template = self.options.chat_template
         self.format = AnswerFormat.of(self.tokenizer, self.options.tool_call_parser)
+        if self.options.generation_config == "auto":
+            self._defaults = ModelDirectory(self.name, self.path).sampling_defaults()
 
     def variant(self, adapter: str) -> ServedModel:
         """The same model with an adapter that its engine has loaded, under the adapter's name."""
@@ -82,6 +86,11 @@ class ServedModel:
         found.base = self
         found.created, found.running, found.in_use = int(time.time()), set(), 0
         return found
+
+    @property
+    def defaults(self) -> Mapping[str, float]:
+        """How tokens are chosen where requests do not say: as the model's ``generation_config.json`` has it."""
+        return self._defaults if self.base is None else self.base.defaults
 
     @property
     def longest(self) -> int:
@@ -164,8 +173,10 @@ class ServedModel:
         """Whether its engine can work."""
         return self.engine.loop.is_alive and self.engine.problem is None
 
-    def start(self, prompt: list[int], params: SamplingParams, name: str, options: RequestOptions) -> Stream:
-        """Queue a prompt.
+    def start(
+        self, prompt: list[int], params: SamplingParams, name: str, options: RequestOptions, *, joins: bool = False
+    ) -> Stream:
+        """Queue a prompt; one that ``joins`` those before belongs to the same HTTP request.
 
         Raises:
             ApiError: it is too long, cannot be served, or too many wait.
@@ -174,7 +185,7 @@ class ServedModel:
         if len(prompt) >= self.longest or len(prompt) + (wanted or 0) > self.longest:
             raise too_long(len(prompt), wanted if len(prompt) < self.longest else None, self.longest)
         try:
-            return self.engine.start(prompt, params, id=name, **{**options, "adapter": self.adapter})
+            return self.engine.start(prompt, params, id=name, joins=joins, **{**options, "adapter": self.adapter})
         except QueueFull as problem:
             raise busy(str(problem)) from None
         except SmeltError as problem:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...requests.output import Completion
+from ...requests.output import Completion, RequestOutput
 from ..answer.parts import CallArguments, CallStart, Content, Parser, Part, Reasoning, WholeAnswer
 from ..http.errors import ApiError
-from ..model.chat_prompt import ChatOptions, ChatPrompt, Tool, ToolChoice, chat_prompt
+from ..model.chat_prompt import ChatOptions, ChatPrompt, Tool, ToolChoice, chat_prompt, effort_variables
 from ..model.deltas import Delta, Deltas
 from ..model.running import Running
 from ..model.served_model import ServedModel
-from .fields import SamplingFields
+from .fields import MOST_MESSAGES, SamplingFields
 from .messages import ChatMessage, turns_of
 from .token_text import TokenText
 from .usage import backend, usage
@@ -33,7 +33,7 @@ class ChatRequest(SamplingFields):
     """
 
     model: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -101,7 +101,9 @@ class ChatCompletions:
             output
         )
         if self._request.prompt_logprobs is not None:
-            found["prompt_logprobs"] = self._texts.vllm(output.prompt_logprobs or [])
+            found["prompt_logprobs"] = self._texts.vllm(output.prompt_logprobs or [], self._request.prompt_logprobs)
+        if self._request.return_token_ids:
+            found["prompt_token_ids"] = output.prompt_tokens
         return found
 
     async def pieces(self) -> AsyncIterator[dict[str, Any]]:
@@ -111,13 +113,13 @@ class ChatCompletions:
         count = self._request.n or 1
         parsers = [self._prompt.parser() for _ in range(count)]
         called: set[int] = set()
-        for index in range(count):
-            first = {"role": "assistant", "content": ""}
-            yield {**head, "choices": [{"index": index, "delta": first, "logprobs": None, "finish_reason": None}]}
-        if self._request.echo and self._request.continue_final_message:
-            for index in range(count):
-                yield {**head, "choices": [self._piece(index, {"content": self._prompt.continued})]}
+        begun = False
         async for _, output in self.running.outputs():
+            # Not before, for who measures the time to the first token takes what comes first for it.
+            if not begun:
+                for chunk in self._beginning(head, count, output):
+                    yield chunk
+                begun = True
             for delta in deltas.of(output):
                 for choice in self._grown(delta, parsers[delta.index], called):
                     chunk: dict[str, Any] = {**head, "choices": [choice]} | backend(output)
@@ -127,6 +129,15 @@ class ChatCompletions:
                     yield chunk
         if self._request.includes_usage:
             yield {**head, "choices": [], "usage": usage(self.running.known)}
+
+    def _beginning(self, head: dict[str, Any], count: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """The first chunks, which say who speaks."""
+        first: dict[str, Any] = {"prompt_token_ids": output.prompt_tokens} if self._request.return_token_ids else {}
+        for index in range(count):
+            yield {**head, "choices": [self._piece(index, {"role": "assistant", "content": ""})]} | first
+        if self._request.echo and self._request.continue_final_message:
+            for index in range(count):
+                yield {**head, "choices": [self._piece(index, {"content": self._prompt.continued})]}
 
     def _grown(self, delta: Delta, parser: Parser, called: set[int]) -> list[dict[str, Any]]:
         """A delta's choices: its parts, of which the first has the log probabilities, and the end."""
@@ -146,6 +157,9 @@ class ChatCompletions:
             if isinstance(delta.stopped_by, str) or delta.stopped_by in (self._request.stop_token_ids or ()):
                 end["stop_reason"] = delta.stopped_by
             choices.append(end)
+        if self._request.return_token_ids and delta.tokens:
+            choices = choices or [self._piece(delta.index, {})]
+            choices[0]["token_ids"] = delta.tokens
         return choices
 
     def _piece(self, index: int, change: dict[str, Any]) -> dict[str, Any]:
@@ -172,6 +186,8 @@ class ChatCompletions:
         }
         if isinstance(completion.stopped_by, str) or completion.stopped_by in (self._request.stop_token_ids or ()):
             choice["stop_reason"] = completion.stopped_by
+        if self._request.return_token_ids:
+            choice["token_ids"] = completion.tokens
         return choice
 
     def _finish(self, reason: str | None, *, called: bool) -> str | None:
@@ -200,10 +216,13 @@ async def answered(request: ChatRequest, model: ServedModel, name: str) -> ChatC
     """
     request.check()
     wants = (request.top_logprobs or 0) if request.logprobs else None
-    params = request.sampling(max_tokens=request.most_tokens, logprobs=wants, prompt_logprobs=request.prompt_logprobs)
-    template = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        template["reasoning_effort"] = request.reasoning_effort
+    params = request.sampling(
+        defaults=model.defaults,
+        max_tokens=request.most_tokens,
+        logprobs=wants,
+        prompt_logprobs=request.prompt_logprobs,
+    )
+    template = {**effort_variables(request.reasoning_effort), **(request.chat_template_kwargs or {})}
     options = ChatOptions(
         tools=request.tools or [],
         choice=request.tool_choice,

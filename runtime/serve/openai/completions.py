@@ -95,6 +95,7 @@ class Completions:
         wants = request.logprobs
         prompt_wants = wants if request.echo and wants is not None else request.prompt_logprobs
         params = request.sampling(
+            defaults=model.defaults,
             max_tokens=max(1, request.max_tokens) if request.max_tokens is not None else None,
             logprobs=wants,
             prompt_logprobs=prompt_wants,
@@ -113,7 +114,9 @@ class Completions:
             for delta in Deltas().of(output):
                 choice = self._choice(number, output, delta, echoes=self._request.echo, offset=0)
                 if self._request.prompt_logprobs is not None:
-                    choice["prompt_logprobs"] = self._texts.vllm(output.prompt_logprobs or [])
+                    choice["prompt_logprobs"] = self._texts.vllm(
+                        output.prompt_logprobs or [], self._request.prompt_logprobs
+                    )
                 choices.append(choice)
         found = {**self._head, "choices": choices, "usage": self._usage()}
         for output in outputs:
@@ -154,7 +157,7 @@ class Completions:
             tokens, first, text = [], [], ""
         if echoes:
             tokens = [*output.prompt_tokens, *tokens]
-            text = self._model.decode(output.prompt_tokens) + text
+            text = self._prompt_text(number, output) + text
             first = [None, *(output.prompt_logprobs or []), *first]
         finish = "length" if self._only_echo and delta.finish_reason else delta.finish_reason
         choice: dict[str, Any] = {
@@ -164,7 +167,18 @@ class Completions:
             choice["logprobs"] = self._texts.completion(tokens, first, offset)
         if isinstance(delta.stopped_by, str) or (delta.stopped_by in (self._request.stop_token_ids or ())):
             choice["stop_reason"] = delta.stopped_by
+        if self._request.return_token_ids:
+            choice |= {"token_ids": delta.tokens, "prompt_token_ids": output.prompt_tokens}
         return choice
+
+    def _prompt_text(self, number: int, output: RequestOutput) -> str:
+        """What the client sent; of tokens, their text."""
+        given = self._request.prompt
+        if isinstance(given, str):
+            return given
+        if isinstance(given[number], str):
+            return str(given[number])
+        return self._model.decode(output.prompt_tokens, skip_special_tokens=self._request.skip_special_tokens)
 
 
 async def completed(request: CompletionRequest, model: ServedModel, name: str) -> Completions:

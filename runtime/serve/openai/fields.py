@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ....system.errors import SmeltError
 from ...requests.constraint import Constraint
 from ...requests.params import SamplingParams
 from ..constraints.formats import ResponseFormat, StructuredOutputs
 from ..http.errors import ApiError, refused
+from ..model.choosing import chosen
 from ..model.scheduling import LONGEST_STOP, MOST_STOPS, SchedulingFields
 
+# Of a conversation: each is validated before others are served.
+MOST_MESSAGES = 8192
 # Of one request: prompts times samples.
 MOST_SEQUENCES = 128
 # Log probabilities of one request's prompts together: each is an object in memory, and most of them a line of the answer.
@@ -36,7 +39,7 @@ class Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class StreamOptions(Fields):
+class StreamOptions(BaseModel):
     """``stream_options``.
 
     Attributes:
@@ -48,8 +51,27 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool = False
 
 
+# What clients of vLLM's and OpenAI's send that asks for nothing here.
+_UNUSED = ("request_id", "verbosity", "prompt_cache_retention", "prompt_cache_options", "moderation")
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "spaces_between_special_tokens": (True, False),  # of tokenizers that are not fast ones
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "best_of": (1,),
+    "include_reasoning": (True,),
+    "bad_words": ([],),
+    "detokenize": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "functions": ([],),
+    "function_call": ("none",),
+}
+
+
 class ChoosingFields(Fields, SchedulingFields):
-    """How tokens are chosen, in every API of OpenAI's. Those from ``top_k`` on are vLLM's fields."""
+    """How tokens are chosen, in every API of OpenAI's. Those from ``top_k`` on are vLLM's fields.
+
+    A field that is null is one that is not there.
+    """
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -62,11 +84,30 @@ class ChoosingFields(Fields, SchedulingFields):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     ignore_eos: bool = False
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
 
-    def params(self, **others: Any) -> SamplingParams:
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_asks_nothing(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        known = cls.model_fields
+
+        def asks(name: str, value: Any) -> bool:
+            if value is None:  # of tokens that means as many as there is room for
+                return name == "max_tokens" or (name in known and known[name].is_required())
+            return name in known or not (name in _UNUSED or value in _NEUTRAL.get(name, ()))
+
+        return {name: value for name, value in body.items() if asks(name, value)}
+
+    def params(self, defaults: Mapping[str, float], **others: Any) -> SamplingParams:
         """The engine's parameters.
 
         Args:
+            defaults: of fields that are not given.
             others: those that are not fields here.
 
         Raises:
@@ -77,16 +118,15 @@ class ChoosingFields(Fields, SchedulingFields):
             raise ApiError(400, f"stop may have {MOST_STOPS} texts of {LONGEST_STOP} characters.", param="stop")
         try:
             return SamplingParams(
-                temperature=1.0 if self.temperature is None else self.temperature,
-                # Of no probability at all there is the most likely token.
-                top_k=1 if self.top_p == 0 else max(0, self.top_k or 0),
-                top_p=self.top_p or 1.0,
-                min_p=self.min_p or 0.0,
-                repetition_penalty=self.repetition_penalty or 1.0,
+                **chosen(self, defaults),
                 presence_penalty=self.presence_penalty or 0.0,
                 frequency_penalty=self.frequency_penalty or 0.0,
-                seed=None if self.seed is None else self.seed % 2**63,
+                seed=None if self.seed in (None, -1) else self.seed % 2**63,
                 stop=tuple(stop),
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                include_stop_str_in_output=self.include_stop_str_in_output,
+                skip_special_tokens=self.skip_special_tokens,
+                logit_bias=self.logit_bias or {},
                 ignore_eos=self.ignore_eos,
                 **others,
             )
@@ -102,7 +142,6 @@ class SamplingFields(ChoosingFields):
     """
 
     n: Annotated[int, Field(ge=1, le=MOST_SEQUENCES)] | None = None
-    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -114,15 +153,14 @@ class SamplingFields(ChoosingFields):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    return_token_ids: bool = False
     min_tokens: Annotated[int, Field(ge=0)] = 0
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def sampling(
         self,
         *,
+        defaults: Mapping[str, float],
         max_tokens: int | None,
         logprobs: int | None,
         prompt_logprobs: int | None,
@@ -134,12 +172,9 @@ class SamplingFields(ChoosingFields):
             ApiError: the engine refuses a value.
         """
         return self.params(
+            defaults,
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
-            logit_bias=self.logit_bias or {},
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            skip_special_tokens=self.skip_special_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             n=self.n or 1,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from ..http.errors import ApiError
-from .fields import Fields
 
 
-class TextPart(Fields):
+class TextPart(BaseModel):
     """A part of a message's content."""
 
     type: Literal["text", "input_text", "output_text", "refusal"]
@@ -20,21 +19,20 @@ class TextPart(Fields):
     refusal: str | None = None
 
 
-class OtherPart(Fields):
+class OtherPart(BaseModel):
     """A part that is no text; it is refused."""
 
-    model_config = Fields.model_config | {"extra": "allow"}
     type: str
 
 
-class CalledFunction(Fields):
+class CalledFunction(BaseModel):
     """A tool and its arguments, as JSON text."""
 
     name: str
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
-class ToolCall(Fields):
+class ToolCall(BaseModel):
     """A call that the model has made."""
 
     id: str | None = None
@@ -43,20 +41,19 @@ class ToolCall(Fields):
     function: CalledFunction
 
 
-class ChatMessage(Fields):
-    """One message; what Smelt answers can be sent back as it is."""
+class ChatMessage(BaseModel):
+    """One message; what Smelt answers can be sent back as it is. Clients add fields of their own, which are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | OtherPart] | None = Field(default=None, union_mode="left_to_right")
+    content: str | list[Annotated[str | TextPart | OtherPart, Field(union_mode="left_to_right")]] | None = Field(
+        default=None, union_mode="left_to_right"
+    )
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
-    audio: None = None
-    annotations: list[Any] | None = None
-    function_call: None = None
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -85,13 +82,16 @@ def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 def _text(message: ChatMessage, where: str) -> str:
     if message.content is None:
-        if message.role != "assistant":
+        if message.role not in ("assistant", "tool"):
             raise ApiError(400, f"{where} has no content.", param=f"{where}.content")
         return ""
     if isinstance(message.content, str):
         return message.content
     texts = []
     for part in message.content:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
         if isinstance(part, OtherPart):
             raise ApiError(
                 400, f"{where} has a part of type {part.type!r}; this server takes text only.", param=f"{where}.content"
@@ -101,6 +101,9 @@ def _text(message: ChatMessage, where: str) -> str:
 
 
 def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    if isinstance(call.function.arguments, dict):
+        arguments = call.function.arguments
+        return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
     try:
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError) as error:  # not JSON, or too long or too deep for Python

@@ -55,5 +55,13 @@ def tokenized(request: TokenizeRequest, model: ServedModel) -> dict[str, Any]:
 
 
 def detokenized(request: DetokenizeRequest, model: ServedModel) -> dict[str, str]:
-    """The text of tokens, special ones too."""
+    """The text of tokens, special ones too.
+
+    Raises:
+        ApiError: they are more than the model's context can hold, for which others would wait.
+    """
+    if len(request.tokens) > model.longest:
+        raise ApiError(
+            400, f"There are {len(request.tokens):,} tokens; give at most {model.longest:,}.", param="tokens"
+        )
     return {"prompt": model.decode(request.tokens, skip_special_tokens=False)}

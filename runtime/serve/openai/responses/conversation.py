@@ -8,7 +8,7 @@ from typing import Any
 
 from ...constraints.formats import JsonSchema, ResponseFormat
 from ...http.errors import ApiError
-from ...model.chat_prompt import ChatOptions, Function, NamedTool, Tool, ToolChoice
+from ...model.chat_prompt import ChatOptions, Function, NamedTool, Tool, ToolChoice, effort_variables
 from ...model.chat_prompt import NamedFunction as NamedToolFunction
 from .fields import (
     AllowedTools,
@@ -145,9 +145,8 @@ def options_of(request: ResponsesRequest) -> ChatOptions:
             )  # fmt: skip
         case given:
             choice = given
-    template = dict(request.chat_template_kwargs or {})
-    if request.reasoning is not None and request.reasoning.effort is not None:
-        template["reasoning_effort"] = request.reasoning.effort
+    effort = None if request.reasoning is None else request.reasoning.effort
+    template = {**effort_variables(effort), **(request.chat_template_kwargs or {})}
     return ChatOptions(
         tools=tools,
         choice=choice,

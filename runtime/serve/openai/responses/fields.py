@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
@@ -11,7 +11,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from ....requests.params import SamplingParams
 from ...constraints.formats import StructuredOutputs
 from ...http.errors import ApiError
-from ..fields import ChoosingFields, Fields
+from ..fields import MOST_MESSAGES, ChoosingFields, Fields
 
 _LOGPROBS = "message.output_text.logprobs"
 _MOST_LOGPROBS = 20
@@ -195,7 +195,7 @@ class ResponsesRequest(ChoosingFields):
 
     model: str | None = None
     input: Annotated[
-        Annotated[str, Tag(_TEXT)] | Annotated[list[Item], Field(min_length=1), Tag(_LIST)],
+        Annotated[str, Tag(_TEXT)] | Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES), Tag(_LIST)],
         Discriminator(_text_or_list),
     ]
     instructions: str | None = None
@@ -280,11 +280,11 @@ class ResponsesRequest(ChoosingFields):
         """Whether the answer's text comes with log probabilities."""
         return _LOGPROBS in (self.include or ())
 
-    def sampling(self) -> SamplingParams:
+    def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
         """The engine's parameters.
 
         Raises:
             ApiError: the engine refuses a value.
         """
         logprobs = (self.top_logprobs or 0) if self.includes_logprobs else None
-        return self.params(max_tokens=self.max_output_tokens, logprobs=logprobs)
+        return self.params(defaults, max_tokens=self.max_output_tokens, logprobs=logprobs)

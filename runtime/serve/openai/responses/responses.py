@@ -175,7 +175,7 @@ async def responded(request: ResponsesRequest, model: ServedModel, name: str) ->
     request.check()
     options, turns = options_of(request), turns_of(request)
     try:
-        prompt = await chat_prompt(model, turns, request.sampling(), options)
+        prompt = await chat_prompt(model, turns, request.sampling(model.defaults), options)
         return Responses(request, model, name, prompt)
     except ApiError as problem:
         raise _renamed(problem) from None

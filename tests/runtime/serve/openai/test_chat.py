@@ -236,7 +236,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": []}}, "choice"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "give one"),
     ({"structured_outputs": {}}, "give one"),
-    ({"functions": []}, "functions"),
+    ({"functions": [{"name": "f"}]}, "functions"),
 ]
 
 

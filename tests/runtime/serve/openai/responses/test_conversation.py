@@ -184,5 +184,8 @@ def test_a_flat_format_is_nested() -> None:
 
 def test_the_effort_of_reasoning_is_the_templates() -> None:
     found = options_of(_request(reasoning={"effort": "low", "summary": "auto"}, chat_template_kwargs={"a": 1}))
-    assert found.template == {"a": 1, "reasoning_effort": "low"}
+    assert found.template == {"a": 1, "reasoning_effort": "low", "enable_thinking": True}
+    said = {"enable_thinking": True}
+    assert options_of(_request(reasoning={"effort": "none"})).template["enable_thinking"] is False
+    assert options_of(_request(reasoning={"effort": "none"}, chat_template_kwargs=said)).template["enable_thinking"]
     assert options_of(_request(reasoning={"effort": None})).template == {}

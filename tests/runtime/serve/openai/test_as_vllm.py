@@ -1,0 +1,215 @@
+"""What clients that were written for vLLM's server send, and what they take from answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+from smelt.runtime import Engine, EngineConfig, SamplingParams
+from smelt.runtime.serve.model.answer_format import AnswerOptions
+from smelt.runtime.serve.model.loader import ModelLoader
+from smelt.runtime.serve.openai.token_text import TokenText, piece_bytes
+from transformers import AutoModelForCausalLM
+
+from ....tiny import SMELT_6M
+from ..serving import Serving, served, serving
+
+PROMPT = "The river ran"
+MESSAGES = [{"role": "user", "content": "Where is London?"}]
+
+
+def _post(server: Serving, path: str, **body: Any) -> dict[str, Any]:
+    found = httpx2.post(f"{server.url}/v1/{path}", json=body, timeout=60)
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
+@pytest.fixture(scope="module")
+def makers_choice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """smelt-6m with a generation config."""
+    path = tmp_path_factory.mktemp("models") / "smelt-6m"
+    shutil.copytree(SMELT_6M, path)
+    own = (
+        json.loads((path / "generation_config.json").read_text()) if (path / "generation_config.json").is_file() else {}
+    )
+    said = {"do_sample": True, "temperature": 0.6, "top_k": 1, "repetition_penalty": 1.3}
+    (path / "generation_config.json").write_text(json.dumps(own | said))
+    return path
+
+
+@pytest.mark.parametrize("which", ["auto", "none"])
+def test_what_a_request_does_not_say_is_as_the_models_maker_has_it(which: Any, makers_choice: Path) -> None:
+    config = EngineConfig(dtype="float32", quiet=True, max_sequences=4)
+    loader = ModelLoader(config, 1, AnswerOptions(generation_config=which))
+    model = loader.load("mine", makers_choice)
+    greedy = SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=12)
+    wanted = model.engine.generate(PROMPT, greedy)[0].completions[0].text
+    plain = model.engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))[0].completions[0].text
+    assert wanted != plain
+    with serving([model]) as server:
+        texts = {_post(server, "completions", prompt=PROMPT, max_tokens=12)["choices"][0]["text"] for _ in range(3)}
+        assert (texts == {wanted}) == (which == "auto")
+        own = _post(server, "completions", prompt=PROMPT, max_tokens=12, temperature=0, repetition_penalty=1)
+        assert own["choices"][0]["text"] == plain
+
+
+def test_fields_that_clients_add_of_their_own_are_ignored(server: Serving) -> None:
+    """Of messages and tools: LiteLLM's, LangChain's, Cline's; at the top only what asks for nothing."""
+    asked = {"max_tokens": 4, "temperature": 0}
+    plain = _post(server, "chat/completions", messages=MESSAGES, **asked)["choices"][0]["message"]
+    message = {"role": "user", "id": "1", "cache_control": {"type": "ephemeral"}, "provider_specific_fields": None}
+    part = {"type": "text", "text": "Where is London?", "cache_control": {"type": "ephemeral"}}
+    nothing = {
+        "best_of": 1,
+        "length_penalty": 1.0,
+        "request_id": "a",
+        "functions": [],
+        "function_call": "none",
+        "logit_bias": None,
+    }
+    nothing |= {
+        "bad_words": [],
+        "ignore_eos": None,
+        "include_reasoning": True,
+        "use_beam_search": False,
+        "guided_json": None,
+    }
+    stream = {"stream_options": {"include_usage": True, "include_obfuscation": False}}
+    for content in ([part], ["Where is London?"]):
+        found = _post(
+            server, "chat/completions", messages=[{**message, "content": content}], **asked, **nothing, **stream
+        )
+        assert found["choices"][0]["message"] == plain
+    arguments: dict[str, Any] = {"name": "f", "arguments": {"city": "Rome"}}
+    calls = [{"id": "1", "type": "function", "function": arguments, "extra_content": {}}]
+    turns = [
+        *MESSAGES,
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": None},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "returns": {}}, "cache_control": {}}]
+    _post(server, "chat/completions", messages=turns, tools=tools, tool_choice="none", **asked)
+    for name, value in (("best_of", 2), ("temprature", 1), ("guided_json", {}), ("bad_words", ["a"])):
+        refused = httpx2.post(f"{server.url}/v1/chat/completions", json={"messages": MESSAGES, **asked, name: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
+def test_a_seed_of_minus_one_is_none(server: Serving) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "seed": -1, "temperature": 1.0}
+    assert len({_post(server, "completions", **asked)["choices"][0]["text"] for _ in range(4)}) > 1
+
+
+def test_a_stream_begins_with_the_first_token(engine: Engine) -> None:
+    """Who measures the time to it takes the first chunk."""
+    order: list[str] = []
+    step = engine.step
+
+    def stepped() -> Any:
+        order.append("step")
+        return step()
+
+    engine.step = stepped  # type: ignore[method-assign]
+    try:
+        with serving([served(engine)]) as server:
+            body = {"messages": [{"role": "user", "content": "word " * 300}], "max_tokens": 3, "stream": True}
+            with httpx2.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as answer:
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        order.append("chunk")
+    finally:
+        del engine.step  # type: ignore[method-assign]
+    assert "step" in order[: order.index("chunk")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_token_ids_are_returned_if_asked_for(path: str, stream: bool, server: Serving, engine: Engine) -> None:
+    asked: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "return_token_ids": True, "stream": stream}
+    asked |= {"prompt": PROMPT} if path == "completions" else {"messages": MESSAGES}
+    with httpx2.stream("POST", f"{server.url}/v1/{path}", json=asked, timeout=60) as answer:
+        answer.read()
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    bodies = [json.loads(line) for line in lines] if stream else [answer.json()]
+    found = [token for body in bodies for choice in body["choices"] for token in choice.get("token_ids", [])]
+    prompts = [body.get("prompt_token_ids") or body["choices"][0].get("prompt_token_ids") for body in bodies]
+    prompt = next(each for each in prompts if each)
+    wanted = engine.generate(prompt, SamplingParams(temperature=0, max_tokens=6))[0]
+    assert found == wanted.completions[0].tokens
+
+
+def test_ranks_are_those_of_the_vocabulary_or_not_known(server: Serving) -> None:
+    ids = next(iter(server.models)).encode(PROMPT)
+    found = _post(server, "completions", prompt=ids, max_tokens=1, prompt_logprobs=5)["choices"][0]["prompt_logprobs"]
+    model = AutoModelForCausalLM.from_pretrained(SMELT_6M, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0]
+    for place, token in enumerate(ids[1:]):
+        rank = int((logits[place] > logits[place, token]).sum()) + 1
+        assert found[place + 1][str(token)]["rank"] == (rank if rank <= 5 else None)
+
+
+def test_bytes_of_parts_of_characters_join_to_the_text(server: Serving) -> None:
+    model = next(iter(server.models))
+    tokens = model.encode("ννν 🚀")
+    assert any("\N{REPLACEMENT CHARACTER}" in model.decode([token]) for token in tokens)
+    biases = {str(token): 100.0 for token in tokens}
+    asked: dict[str, Any] = {
+        "messages": MESSAGES,
+        "max_tokens": 12,
+        "temperature": 1,
+        "logit_bias": biases,
+        "logprobs": True,
+    }
+    content = _post(server, "chat/completions", **asked)["choices"][0]["logprobs"]["content"]
+    raw = b"".join(bytes(each["bytes"]) for each in content)
+    assert b"".join(map(TokenText(model).bytes_of, tokens)).decode() == "ννν 🚀"
+    assert b"token_id" not in raw
+    found = TokenText(model).completion(tokens, [None] * len(tokens), 3)
+    assert found["text_offset"][0] == 3
+    assert found["text_offset"][-1] < 3 + len("ννν 🚀")
+
+
+@pytest.mark.parametrize(("piece", "raw"), [("<0xE2>", b"\xe2"), ("âĤ", b"\xe2\x82"), ("Ġ", b" "), ("Ċ", b"\n")])
+def test_pieces_have_bytes_in_two_spellings(piece: str, raw: bytes) -> None:
+    assert piece_bytes(piece) == raw
+
+
+def test_what_is_echoed_is_what_was_sent(server: Serving) -> None:
+    prompt = "<|endoftext|>Hi there"
+    found = _post(server, "completions", prompt=prompt, max_tokens=0, echo=True, logprobs=1)["choices"][0]
+    assert found["text"] == prompt
+    places = found["logprobs"]["text_offset"]
+    assert [prompt[a:b] for a, b in zip(places, [*places[1:], len(prompt)], strict=True)] == found["logprobs"]["tokens"]
+
+
+@pytest.fixture
+def short_queue() -> Iterator[Serving]:
+    with serving([served(Engine(SMELT_6M, max_sequences=2, max_waiting=3, quiet=True))]) as found:
+        yield found
+
+
+def test_prompts_of_one_request_do_not_keep_each_other_out(short_queue: Serving) -> None:
+    async def all_of_them() -> list[int]:
+        async with httpx2.AsyncClient(timeout=60) as client:
+            body = {"prompt": [PROMPT] * 12, "max_tokens": 4}
+            return [(await client.post(f"{short_queue.url}/v1/completions", json=body)).status_code for _ in range(5)]
+
+    assert asyncio.run(all_of_them()) == [200] * 5
+
+
+def test_responses_take_vllms_ways_to_stop(server: Serving, engine: Engine) -> None:
+    asked: dict[str, Any] = {"input": "Where is London?", "max_output_tokens": 8, "temperature": 0}
+    whole = _post(server, "responses", **asked)["output"][0]["content"][0]["text"]
+    stop = whole[3:5]
+    cut = _post(server, "responses", **asked, stop=[stop], include_stop_str_in_output=True)
+    assert cut["output"][0]["content"][0]["text"] == whole[: whole.index(stop) + 2]
+    token = next(iter(server.models)).encode(" the")[0]
+    biased = _post(server, "responses", **asked, logit_bias={str(token): 100}, stop_token_ids=[token])
+    assert biased["output"][0]["content"][0]["text"] == ""
