@@ -1,9 +1,9 @@
 """Smelt's user interface: recipes, the pipeline that runs them, and the command line.
 
 ```python
-from smelt.compress import Recipe, run
+from smelt.compress import run
 
-result = run(Recipe.load("recipes/quickstart.yaml"))
+result = run("recipes/quickstart.yaml")
 print(result.checkpoint, result.report.summary())
 ```
 """
@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..models.directory.inspection import inspect
+    from ..models.directory.inspection import Inspection, inspect
     from ..system.errors import SmeltError
-    from .adapters.merge_adapter import merge
+    from .adapters.merge_adapter import Merged, merge
     from .evaluation.evaluate import evaluate
+    from .evaluation.scoring.on_server import RemoteModel
     from .evaluation.settings import Evaluate
     from .integrations.peft import for_training
     from .integrations.transformers import config_for
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
     from .pipeline.pipeline import RunResult, run
     from .recipe.recipe import Recipe
     from .results.report import ReportData
-    from .verification.verify import verify
+    from .verification.verify import Finding, verify
 
 __all__ = [
     "Evaluate",
+    "Finding",
+    "Inspection",
+    "Merged",
     "Recipe",
+    "RemoteModel",
     "ReportData",
     "RunResult",
     "SmeltError",
@@ -44,6 +49,10 @@ __all__ = [
 
 _HOMES = {
     "Evaluate": ".evaluation.settings",
+    "Finding": ".verification.verify",
+    "Inspection": "..models.directory.inspection",
+    "Merged": ".adapters.merge_adapter",
+    "RemoteModel": ".evaluation.scoring.on_server",
     "Recipe": ".recipe.recipe",
     "ReportData": ".results.report",
     "RunResult": ".pipeline.pipeline",

@@ -6,7 +6,10 @@ Each command is a file in ``commands/`` and a row here.
 
 from __future__ import annotations
 
+import io
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -95,9 +98,27 @@ for _name, _command in {
 app.add_typer(kernels.app, name="kernels")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"smelt {version('smelt')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """What all commands take."""
+
+
 def main() -> None:
     """Parse the command line and run the command."""
     collect_old_seldom()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that has not all characters ends no command
+            stream.reconfigure(errors="replace")
     for argument in sys.argv[1:]:
         if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
             shown = argument.encode(errors="replace").decode()

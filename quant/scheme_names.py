@@ -39,6 +39,7 @@ SCHEMES: dict[str, SchemeFields] = {
     "MXFP4": SchemeFields(),
 }
 SUPPORTED = tuple(SCHEMES)
+SPELLED = (*SUPPORTED, "W4in8")  # for editors, which compare letter by letter
 # To compressed-tensors a scheme of another name; W4in8 is 8 bits whose upper four are a model, too.
 STORED_AS = {"W4IN8": "W8A16"}
 # The rounding that makes a scheme what its name says, where a recipe names none.

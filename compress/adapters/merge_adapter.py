@@ -83,9 +83,9 @@ class Merged:
 
 
 def merge(
-    checkpoint: str,
-    adapter: Path,
-    output: Path,
+    checkpoint: str | Path,
+    adapter: str | Path,
+    output: str | Path,
     *,
     fresh: bool = False,
     trust_remote_code: bool = False,
@@ -107,7 +107,7 @@ def merge(
     Raises:
         SmeltError: the adapter does not belong to the checkpoint or cannot be merged; nothing was changed.
     """
-    output = named_path(output)
+    checkpoint, adapter, output = str(checkpoint), named_path(adapter), named_path(output)
     show = Progress(progress)
     directory = find_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
     check_output(output, directory.path, "merge", fresh=fresh)

@@ -33,6 +33,6 @@ def export(
     """
     from ..export import export as exported
 
-    found = exported(checkpoint, to, output, kind=kind, fresh=fresh, trust_remote_code=trust_remote_code)
+    found = exported(checkpoint, to, output, type=kind, fresh=fresh, trust_remote_code=trust_remote_code)
     print(json.dumps(found.as_data(), indent=2) if as_json else found.summary())
     return 0

@@ -153,7 +153,7 @@ def serve(
     )
     template = None if chat_template is None else given_template(chat_template)
     answers = AnswerOptions(tool_call_parser, template, stream_interval, generation_config)
-    first = served_model_name or checkpoint.rstrip("/").rpartition("/")[2].removeprefix("builtin:")
+    first = served_model_name or _name(checkpoint)
     places = {first: checkpoint}
     for pair in model or []:
         name, place = _pair("--model", pair, places)
@@ -210,6 +210,13 @@ def _serve_replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> int:
         _say([*plan.models, *plan.adapters], listening)
         run(front, listening)
     return 0
+
+
+def _name(checkpoint: str) -> str:
+    """What requests call a model: its directory, or its run's."""
+    named = checkpoint.rstrip("/")
+    named = named.removesuffix("/checkpoint") if "/" in named else named
+    return named.rpartition("/")[2].removeprefix("builtin:") or "checkpoint"
 
 
 def _say(models: list[str], listening: socket.socket) -> None:

@@ -50,18 +50,22 @@ def verify(
     from ..verification.verify import verify as verified
 
     findings: list[Finding] = []
+
+    def tell(finding: Finding) -> None:
+        findings.append(finding)
+        if not as_json:
+            print(finding.sentence(), flush=True)
+
     try:
-        for finding in verified(
+        verified(
             checkpoint,
             baseline=baseline,
             public_key=public_key,
             output=None if quick else output,
             trust_remote_code=trust_remote_code,
             trust_task_code=trust_task_code,
-        ):
-            findings.append(finding)
-            if not as_json:
-                print(finding.sentence(), flush=True)
+            on_finding=tell,
+        )
     finally:
         if as_json:
             print(json.dumps([each.as_data() for each in findings], indent=2))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    checkpoints: Sequence[str | Path],
+    checkpoints: str | Path | Sequence[str | Path],
     *,
     baseline: str | Path | None = None,
     servers: Sequence[RemoteModel] = (),
@@ -52,7 +52,7 @@ def evaluate(
     """Measure checkpoints, and write ``report.html``, ``report.md`` and ``report.json``.
 
     Args:
-        checkpoints: directories, hub names or ``builtin:smelt-6m``.
+        checkpoints: one or several: directories, hub names or ``builtin:smelt-6m``.
         baseline: a checkpoint to compare with, measured in the same run; or an earlier ``report.json``, whose baseline
             (or only model) is used without measuring again.
         servers: models behind servers, to be measured too.
@@ -70,6 +70,8 @@ def evaluate(
         SmeltError: something is wrong with a checkpoint, a task or the output. Measurements finished before are
             reported as a partial report.
     """
+    if isinstance(checkpoints, (str, Path)):
+        checkpoints = [checkpoints]
     asked = settings or Evaluate()
     raise_problems(
         device_problems(asked.device, "")

@@ -89,6 +89,7 @@ class Evaluation:
         """
         if not self._missing:
             return
+        self._warn_of_torch()
         self._read_texts()
         with Engines(self._subjects, self._settings, self._progress) as engines:
             self._settle(engines)
@@ -98,6 +99,21 @@ class Evaluation:
         self._time()
         for subject in self._drafted:
             self._draft(subject)
+
+    def _warn_of_torch(self) -> None:
+        """Say it if what is measured is not Smelt's kernels: processes that time say nothing themselves."""
+        if self._settings.device != "cpu" or all(subject.server is not None for subject in self._subjects):
+            return
+        from ...runtime.native.library import kernels
+
+        said: list[str] = []
+
+        def log(sentence: str) -> None:
+            said.append(sentence)
+            self._progress.say(sentence)
+
+        if kernels(log) is None:
+            self.warn(said[-1])
 
     def report(self, *, interrupted: bool = False) -> ReportData:
         """The report so far.

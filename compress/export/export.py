@@ -52,11 +52,11 @@ class Exported:
 
 
 def export(
-    checkpoint: str,
+    checkpoint: str | Path,
     to: str,
-    output: Path,
+    output: str | Path,
     *,
-    kind: str | None = None,
+    type: str | None = None,
     fresh: bool = False,
     trust_remote_code: bool = False,
     progress: bool = True,
@@ -67,7 +67,7 @@ def export(
         checkpoint: a directory, a run's output directory or a hub name.
         to: a name of :data:`TARGETS`.
         output: the new directory, or file.
-        kind: the type, for formats with types.
+        type: of weights, for formats with types.
         fresh: overwrite an earlier export.
         trust_remote_code: run Python code that comes with the checkpoint.
         progress: show progress bars when standard error is a terminal.
@@ -77,13 +77,13 @@ def export(
     """
     output = named_path(output)
     if to not in TARGETS:
-        raise SmeltError(f"--to: unknown format {to!r}; known: {', '.join(TARGETS)}{nearest_name(to, list(TARGETS))}")
+        raise SmeltError(f"to: unknown format {to!r}; known: {', '.join(TARGETS)}{nearest_name(to, list(TARGETS))}")
     target = TARGETS[to]
     as_file = isinstance(target, FileTarget)
-    if kind is not None and not (as_file and target.typed):
+    if type is not None and not (as_file and target.typed):
         typed = " and ".join(name for name, each in TARGETS.items() if isinstance(each, FileTarget) and each.typed)
-        raise SmeltError(f"--type: only {typed} has types, and the format is {to}; remove it")
-    source = find_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
+        raise SmeltError(f"type: only {typed} has types, and the format is {to}; remove it")
+    source = find_checkpoint(str(checkpoint), trust_remote_code=trust_remote_code)
     check_output(output, source.path, "export", fresh=fresh, made_file=target.written_by_smelt if as_file else None)
     if not target.uneven and LAYER_SIZES in source.config_data():
         raise SmeltError(
@@ -92,7 +92,7 @@ def export(
         )
     show = Progress(progress)
     if as_file:
-        found = target.write(source.path, output, kind=kind, progress=show)
+        found = target.write(source.path, output, kind=type, progress=show)
         found.notes.extend(_cache_notes(source))
         return found
     if not source.config_data().get("quantization_config"):

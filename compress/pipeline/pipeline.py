@@ -59,7 +59,7 @@ class RunResult:
 
 
 def run(
-    recipe: Recipe,
+    recipe: Recipe | str | Path,
     *,
     fresh: bool = False,
     progress: bool = True,
@@ -70,7 +70,7 @@ def run(
     """Run a recipe, or continue where an interrupted run of the same recipe stopped.
 
     Args:
-        recipe: what to do; see :class:`Recipe`.
+        recipe: what to do, or a recipe's file; see :class:`Recipe`.
         fresh: start over even if the output holds an earlier run.
         progress: show progress bars when standard error is a terminal.
         name: the model's name in the report, instead of the recipe's.
@@ -86,6 +86,8 @@ def run(
         SmeltError: something is wrong with the recipe, model, data or output; nothing half-written is
             left under ``checkpoint``, and the same command continues after the cause is fixed.
     """
+    if not isinstance(recipe, Recipe):
+        recipe = Recipe.load(recipe)
     device = recipe.calibrate.device
     processes = Processes(torch.device(device)) if alone else Processes.launched(device)
     over = shards(processes) if any(step.training for step in steps_of(recipe)) else 1

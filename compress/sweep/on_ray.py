@@ -38,7 +38,7 @@ def run_on_ray(
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise SmeltError("--ray needs Ray, which is not installed; run: pip install 'smelt[ray]'") from None
+        raise SmeltError("--ray needs Ray, which is not installed; run: pip install 'ray[serve]'") from None
     _refuse_what_does_not_answer(address)
     try:
         ray.init(

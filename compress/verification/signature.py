@@ -111,9 +111,7 @@ def _holds(key: bytes, signature: bytes, message: bytes) -> bool:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError:
-        raise SmeltError(
-            "signatures need the package cryptography; install it with pip install 'smelt[signatures]'"
-        ) from None
+        raise SmeltError("signatures need the package cryptography; install it with pip install cryptography") from None
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except (InvalidSignature, ValueError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...models.directory.find import find_checkpoint
@@ -26,7 +26,8 @@ def verify(
     trust_remote_code: bool = False,
     trust_task_code: bool = False,
     progress: bool = True,
-) -> Iterator[Finding]:
+    on_finding: Callable[[Finding], object] = lambda _: None,
+) -> list[Finding]:
     """Measure again what a checkpoint's ``smelt.json`` claims, claim by claim.
 
     Args:
@@ -37,9 +38,10 @@ def verify(
         trust_remote_code: run Python code that comes with the checkpoint, and with ``baseline`` if that is given.
         trust_task_code: run Python code that tasks' files refer to.
         progress: show progress on a terminal.
+        on_finding: called with each as soon as it is known.
 
-    Yields:
-        What became of each claim, as soon as it is known.
+    Returns:
+        What became of each claim.
 
     Raises:
         SmeltError: the checkpoint claims nothing, or its record cannot be understood.
@@ -47,20 +49,28 @@ def verify(
     path = find_checkpoint(str(checkpoint), trust_remote_code=trust_remote_code).path
     is_here = named_path(str(checkpoint)).is_dir()
     claims = Claims.read(path)
-    signed = check_signature(path, RECORD, public_key)
-    if signed is not None:
-        yield signed
-    yield from check_files(path, claims.files, has_code=is_here or trust_remote_code)
-    if claims.logits is not None:
-        yield check_logits(path, claims.logits, trust_remote_code=trust_remote_code)
-    if claims.measured is None or output is None:
-        return
-    plan = Remeasurement.plan(
-        claims.measured, baseline, trust_remote_code=trust_remote_code, trust_task_code=trust_task_code
-    )
-    yield from check_measured(
-        path, claims.measured, plan, Path(output), trust_remote_code=trust_remote_code, progress=progress
-    )
+
+    def found() -> Iterator[Finding]:
+        signed = check_signature(path, RECORD, public_key)
+        if signed is not None:
+            yield signed
+        yield from check_files(path, claims.files, has_code=is_here or trust_remote_code)
+        if claims.logits is not None:
+            yield check_logits(path, claims.logits, trust_remote_code=trust_remote_code)
+        if claims.measured is None or output is None:
+            return
+        plan = Remeasurement.plan(
+            claims.measured, baseline, trust_remote_code=trust_remote_code, trust_task_code=trust_task_code
+        )
+        yield from check_measured(
+            path, claims.measured, plan, Path(output), trust_remote_code=trust_remote_code, progress=progress
+        )
+
+    findings = []
+    for finding in found():
+        findings.append(finding)
+        on_finding(finding)
+    return findings
 
 
 def outcome(findings: list[Finding]) -> str:

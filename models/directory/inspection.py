@@ -64,9 +64,9 @@ class Inspection:
         return {**asdict(self), "groups": groups, "ratio": ratio}
 
 
-def inspect(name: str) -> Inspection:
+def inspect(checkpoint: str | Path) -> Inspection:
     """Look into a checkpoint: a directory, a hub name or a builtin. Reads headers only."""
-    directory = find_checkpoint(name)
+    directory = find_checkpoint(str(checkpoint))
     config = directory.config_data()
     directory.check_generation()
     weights = CheckpointWeights(directory.path)

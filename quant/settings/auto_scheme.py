@@ -18,7 +18,7 @@ class Candidate(RecipeModel):
     """A number format that `scheme: auto` may choose."""
 
     scheme: SchemeField = Field(
-        description="Name of the scheme in compressed-tensors.", json_schema_extra={"enum": list(schemes.SUPPORTED)}
+        description="Name of the scheme in compressed-tensors.", json_schema_extra={"enum": list(schemes.SPELLED)}
     )
     group_size: int | None = Field(
         default=None, description="Columns per scale; default: the step's, or else the scheme's."
@@ -36,7 +36,7 @@ class Candidate(RecipeModel):
 
 
 CandidateField = Annotated[
-    Candidate, WithJsonSchema({"anyOf": [{"enum": list(schemes.SUPPORTED)}, Candidate.model_json_schema()]})
+    Candidate, WithJsonSchema({"anyOf": [{"enum": list(schemes.SPELLED)}, Candidate.model_json_schema()]})
 ]
 
 

@@ -23,5 +23,5 @@ class Guard(RecipeModel):
     fallback: SchemeField = Field(
         default="W8A16",
         description="Scheme of layers that exceed the limit, and of linears that read the same input.",
-        json_schema_extra={"enum": list(schemes.SUPPORTED)},
+        json_schema_extra={"enum": list(schemes.SPELLED)},
     )

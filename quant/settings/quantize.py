@@ -72,7 +72,7 @@ class PostTrainingQuantize(QuantizeBase):
 
     scheme: SchemeField = Field(
         description="Number format, by its name in compressed-tensors.",
-        json_schema_extra={"enum": list(schemes.SUPPORTED)},
+        json_schema_extra={"enum": list(schemes.SPELLED)},
     )
     inputs: Annotated[
         Literal["dynamic", "static", "static_asymmetric"] | None,

@@ -30,7 +30,7 @@ class Override(RecipeModel):
     scheme: SchemeField | None = Field(
         default=None,
         description="Number format; default: the step's.",
-        json_schema_extra={"enum": [*schemes.SUPPORTED, None]},
+        json_schema_extra={"enum": [*schemes.SPELLED, None]},
     )
     group_size: int | None = Field(default=None, description="Columns per scale; default: the scheme's.")
     inputs: Literal["dynamic", "static", "static_asymmetric"] | None = Field(

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
+from ...models.directory.find import find_checkpoint
 from ...models.structure.lora import Adapter
 from ...system.errors import RuntimeProblem, nearest_name
 from ...system.interrupts import waiting_interrupts
@@ -62,7 +63,8 @@ class Engine:
     """Loads a checkpoint and generates from prompts with continuous batching.
 
     Args:
-        checkpoint: a Hugging Face directory: Smelt's, or any in compressed-tensors, GPTQ, AWQ or plain weights.
+        checkpoint: a directory: Smelt's, a run's output, or any in compressed-tensors, GPTQ, AWQ or plain weights; a hub name, or
+            ``builtin:smelt-6m``.
         config: the options; the defaults if None.
         thread: that steps it for asyncio tasks; one of its own if None.
         options: fields of :class:`EngineConfig` by their names, which override those of ``config``.
@@ -91,15 +93,16 @@ class Engine:
         self.config = config = EngineConfig.of(config, options)
         self._log: Log = (lambda _: None) if config.quiet else _print_notice
         self._workers: Workers | None = None
+        checkpoint = _found(checkpoint, trust_remote_code=config.trust_remote_code)
         if config.ranks > 1:
             work_unless_first(config)
-            self._workers, self.config = Workers.of(Path(checkpoint), config)
+            self._workers, self.config = Workers.of(checkpoint, config)
             config = self.config
             self._end_workers = weakref.finalize(self, self._workers.close)
         with nullcontext() if self._workers is None else self._workers.watched():
             self._load(checkpoint, config, thread)
 
-    def _load(self, checkpoint: str | Path, config: EngineConfig, thread: EngineThread | None) -> None:
+    def _load(self, checkpoint: Path, config: EngineConfig, thread: EngineThread | None) -> None:
         place = RankPlace() if self._workers is None else self._workers.place
         share = EngineShare.load(checkpoint, config, place, log=self._log)
         self.model, self.max_length, self.reservation = share.model, share.max_length, share.reservation
@@ -643,6 +646,13 @@ class Engine:
         self._requests.pop(id, None)
         self._awaited.discard(id)
         self._sinks.pop(id, None)
+
+
+def _found(checkpoint: str | Path, *, trust_remote_code: bool) -> Path:
+    place = Path(checkpoint)
+    if (place / "config.json").exists():
+        return place
+    return find_checkpoint(str(checkpoint), trust_remote_code=trust_remote_code).path
 
 
 def _print_notice(text: str) -> None:

@@ -21,7 +21,7 @@ from types import ModuleType
 
 import torch
 
-from ...system.hardware.machine import cache_directory
+from ...system.hardware.machine import cache_directory, usual_cache_directory
 from ...system.progress import Log
 
 _NAME = "smelt_native"
@@ -72,9 +72,16 @@ def kernels(log: Log) -> ModuleType | None:
         return _loaded(log)
     except (OSError, RuntimeError, ImportError, subprocess.SubprocessError) as error:
         log(
-            f"Smelt's kernels cannot be compiled here ({_reason(error)}): using torch's operators instead; a C++ compiler is needed"
+            f"Smelt's kernels cannot be compiled here ({_reason(error)}): using torch's operators instead, which are slower; {_advice(error)}"
         )
         return None
+
+
+def _advice(error: BaseException) -> str:
+    if "Python.h" in str(error):
+        return "install Python's headers (python3-dev)"
+    compiler = os.environ.get("CXX", "c++")
+    return "a C++ compiler is needed" if shutil.which(compiler) is None else f"{compiler} is there, but cannot do it"
 
 
 def _reason(error: BaseException) -> str:
@@ -92,7 +99,7 @@ _found: ModuleType | None = None
 def _loaded(log: Log) -> ModuleType:
     global _found  # noqa: PLW0603 - a process can load an extension only once
     if _found is None:
-        kept = cache_directory() / _key() / f"{_NAME}.so"
+        kept = _kept()
         if not kept.is_file():
             log("compiling Smelt's CPU kernels (once; about ten seconds)")
             _build(kept)
@@ -101,6 +108,13 @@ def _loaded(log: Log) -> ModuleType:
             found.use_tiles()
         _found = found
     return _found
+
+
+def _kept() -> Path:
+    """Where the compiled kernels are, or are to be."""
+    usual = usual_cache_directory()
+    places = [each / _key() / f"{_NAME}.so" for each in ([] if usual is None else [usual]) + [cache_directory()]]
+    return next((each for each in places if each.is_file()), places[-1])
 
 
 def _tiles_are_right(kept: Path, log: Log) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import stat
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -47,8 +50,39 @@ def processor_name() -> str:
 
 
 def cache_directory() -> Path:
-    """Where this user's programs keep what can be made again: ``$XDG_CACHE_HOME/smelt``, or ``~/.cache/smelt``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smelt"
+    """Where this user's programs keep what can be made again: ``$XDG_CACHE_HOME/smelt``, or ``~/.cache/smelt``.
+
+    Where there is no home, or it cannot be written, as in many containers: a directory of this user's own for temporary files.
+    """
+    usual = usual_cache_directory()
+    return usual if usual is not None and _can_be_written(usual) else _own_temporary_directory()
+
+
+def usual_cache_directory() -> Path | None:
+    """The same, whether or not it can be written; None for a user without a home."""
+    with suppress(RuntimeError):
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smelt"
+    return None
+
+
+def _can_be_written(path: Path) -> bool:
+    try:
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        return path.is_dir() and os.access(path, os.W_OK)
+    except OSError:
+        return False
+
+
+def _own_temporary_directory() -> Path:
+    """What is kept there is loaded as code: nobody else may have made it, or write to it."""
+    path = Path(tempfile.gettempdir()) / f"smelt-{os.getuid()}"
+    with suppress(OSError):
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+            return path
+    return Path(tempfile.mkdtemp(prefix="smelt-"))
 
 
 def human_bytes(count: float) -> str:

@@ -61,7 +61,7 @@ class EngineConfig:
         exact_inputs: inputs of weight-only formats keep 16 bits on a CPU also for many rows, where int8 is faster.
         reproducible: batch-invariant: give a request bitwise the same tokens and log probabilities, regardless of other requests,
             chunked prefill and preemption; in bfloat16 on Smelt's compiled CPU kernels. docs/runtime.md has its cost.
-        device: ``cpu``, or ``cuda`` for a GPU with all of a step on Triton kernels; which has not been run on one yet.
+        device: ``cpu``, or ``cuda`` for a GPU with all of a step on Triton kernels; see docs/gpu.md for what has run on one.
         fusions: which operations are fused into one launch on a GPU; all by default.
         tp: how many processes divide each layer between them (tensor parallelism).
         pp: how many processes have some of the layers each (pipeline parallelism); with ``tp`` there are ``tp`` times as many.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 
-class Asked(Protocol):
+class HowChosen(Protocol):
     """What every API's request has; None where it does not say."""
 
     temperature: float | None
@@ -14,7 +14,7 @@ class Asked(Protocol):
     top_p: float | None
 
 
-def chosen(request: Asked, defaults: Mapping[str, float]) -> dict[str, Any]:
+def chosen(request: HowChosen, defaults: Mapping[str, float]) -> dict[str, Any]:
     """Fields of the engine's parameters.
 
     Args:

@@ -46,7 +46,7 @@ def replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> Iterator[Fr
         from ray import serve  # pyright: ignore[reportMissingImports]
         from ray.serve.config import RequestRouterConfig  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise RuntimeProblem("replicas need Ray Serve, which is not installed; run pip install 'smelt[ray]'") from None
+        raise RuntimeProblem("replicas need Ray Serve, which is not installed; run pip install 'ray[serve]'") from None
     is_local = not os.environ.get("RAY_ADDRESS")
     name = f"smelt-{uuid.uuid4().hex[:8]}"
     try:

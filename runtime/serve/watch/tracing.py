@@ -62,7 +62,7 @@ class Tracing:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
             raise RuntimeProblem(
-                "otlp_endpoint is set, but OpenTelemetry is not installed; run pip install 'smelt[otel]', or leave it out"
+                "otlp_endpoint is set, but OpenTelemetry is not installed; run pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http, or leave it out"
             ) from None
         # What the environment says, such as OTEL_SERVICE_NAME, comes first.
         resource = Resource.create({"service.name": "smelt"}).merge(OTELResourceDetector().detect())

@@ -95,8 +95,14 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "devices": (["--devices", "12"], "key-value heads cannot be divided between 12 devices"),
     "measuring elsewhere": (["--measure"], "--measure times this machine; leave --device out"),
     "a recipe's folder": (["--recipe", "no/such/recipe.yaml"], "--recipe: no/such is not a directory"),
-    "a recipe of nothing": (["--recipe", "planned.yaml"], "--recipe: the model as it is is recommended"),
 }
+
+
+def test_a_model_that_needs_nothing_gets_no_recipe(model: Path, tmp_path: Path) -> None:
+    found = _plan(model, "--device", "h100-sxm", "--recipe", str(tmp_path / "planned.yaml"))
+    assert found.exit_code == 0
+    assert "no recipe is written: the model as it is meets what was asked for" in found.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("what", WRONG)

@@ -295,7 +295,7 @@ def test_on_the_command_line(coded: Callable[..., Coded], tmp_path: Path) -> Non
     command = ["export", str(coded().path), "--to", "awq", "--output", str(tmp_path / "out")]
     refused = CliRunner().invoke(app, [*command, "--type", "Q4_0"])
     assert refused.exit_code == 1
-    assert refused.stderr == "smelt: --type: only gguf has types, and the format is awq; remove it\n"
+    assert refused.stderr == "smelt: type: only gguf has types, and the format is awq; remove it\n"
     done = CliRunner().invoke(app, [*command, "--json"])
     assert (done.exit_code, done.stderr) == (0, "")
     assert json.loads(done.stdout)["layers"] == 14

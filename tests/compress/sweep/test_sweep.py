@@ -217,7 +217,7 @@ def test_the_text_that_the_model_writes_is_written_once(
 
 @pytest.mark.slow
 def test_ray_runs_the_same_trials_to_the_same_bytes(sweep_file: Callable[..., Path], tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="needs Ray: pip install 'smelt[ray]'")
+    pytest.importorskip("ray", reason="needs Ray: pip install 'ray[serve]'")
     path = sweep_file({"evaluate": False}, grid={SCHEME: ["W8A16", "W3A16"]}, resources={"cpus": 1})
     command = [sys.executable, "-m", "smelt.compress.cli", "sweep", str(path), "--json"]
     here = subprocess.run([*command, "--output", str(tmp_path / "here")], capture_output=True, text=True, check=False)
@@ -236,7 +236,7 @@ def test_ray_runs_the_same_trials_to_the_same_bytes(sweep_file: Callable[..., Pa
 
 @pytest.mark.slow
 def test_ray_that_is_unavailable_is_reported(sweep_file: Callable[..., Path]) -> None:
-    pytest.importorskip("ray", reason="needs Ray: pip install 'smelt[ray]'")
+    pytest.importorskip("ray", reason="needs Ray: pip install 'ray[serve]'")
     path = sweep_file({"evaluate": False}, grid={SCHEME: ["W8A16"]}, resources={"gpus": 3})
     command = [sys.executable, "-m", "smelt.compress.cli", "sweep", str(path), "--ray", "local"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

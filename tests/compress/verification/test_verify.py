@@ -249,7 +249,7 @@ def test_what_fails_when_it_is_measured_again_is_not_confirmed(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("Dear")
     with pytest.raises(SmeltError, match="was not made by Smelt"):
-        list(verify(copied, output=tmp_path / "mine"))
+        verify(copied, output=tmp_path / "mine")
 
 
 def test_several_processes_are_not_started_for_a_record(made: tuple[Path, ReportData]) -> None:
@@ -333,10 +333,10 @@ def test_a_checkpoint_without_claims_is_refused(copied: Path) -> None:
     del record["claims"]
     (copied / RECORD).write_text(json.dumps(record))
     with pytest.raises(SmeltError, match="claims nothing"):
-        list(verify(copied))
+        verify(copied)
     (copied / RECORD).unlink()
     with pytest.raises(SmeltError, match=r"has no smelt\.json"):
-        list(verify(copied))
+        verify(copied)
 
 
 def _decode(ratio: float, bounds: tuple[float, float] | None = None) -> Change:

@@ -44,6 +44,17 @@ def greedy(model: PreTrainedModel, prompt: list[int], count: int, **options: Any
     return found[0, len(prompt) :].tolist()
 
 
+def test_checkpoints_are_found_as_commands_find_them(small: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
+    """A run's output stands for the checkpoint in it."""
+    (tmp_path / "checkpoint").symlink_to(small[1])
+    prompt = [5, 9, 11]
+    found = Engine(tmp_path, quiet=True).generate([prompt], GREEDY)[0].completions[0].tokens
+    assert found == Engine(small[1], quiet=True).generate([prompt], GREEDY)[0].completions[0].tokens
+    assert Engine("builtin:smelt-6m", quiet=True).model.spec.vocabulary == 4096
+    with pytest.raises(SmeltError, match="nowhere"):
+        Engine(tmp_path / "nowhere")
+
+
 @pytest.mark.few(5)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_greedy_tokens_are_those_of_generate(architecture: str, tmp_path: Path) -> None:

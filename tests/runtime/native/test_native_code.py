@@ -23,7 +23,7 @@ def code() -> dict[str, list[tuple[int, str]]]:
         pytest.skip(notices[-1])
     if shutil.which("objdump") is None:
         pytest.skip("no objdump here")
-    built = library.cache_directory() / library._key() / f"{library._NAME}.so"
+    built = library._kept()
     return _disassembled(built)
 
 
