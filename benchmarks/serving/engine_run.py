@@ -60,7 +60,7 @@ class EngineRun:
         cls(engine).serve([short] * _WARM)
         run = cls(engine)
         run.serve(arrivals)
-        return SimulationResult.of(engine.config.scheduling, [run])
+        return SimulationResult.of(engine.config.policy, [run])
 
     def serve(self, arrivals: Sequence[Arrival]) -> None:
         """Serve all of them."""

@@ -119,7 +119,7 @@ def merge(
     found = Adapter(adapter)
     opened = open_dense(directory)
     model = adapted(opened, found)
-    merging = _Merging(opened, model, found.bound(opened), StoredSchemes(config["quantization_config"]), show)
+    merging = _Merging(opened, model, found.bound(opened), StoredSchemes(config["quantization_config"]))
     entries = merging.entries()
     size = sum(info.nbytes for _, info, _ in entries)
     with appearing(output, size) as staging:
@@ -144,9 +144,7 @@ def merge(
 class _Merging:
     """What happens to each tensor of a checkpoint."""
 
-    def __init__(
-        self, base: OpenModel, model: OpenModel, changes: dict[str, Change], schemes: StoredSchemes, show: Progress
-    ) -> None:
+    def __init__(self, base: OpenModel, model: OpenModel, changes: dict[str, Change], schemes: StoredSchemes) -> None:
         assert isinstance(base.weights, DenseWeights)
         self._packed = base.weights.packed
         self._stored: CheckpointWeights = base.stored

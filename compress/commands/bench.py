@@ -31,7 +31,6 @@ def bench(
     requests: Annotated[int, typer.Option(help="Requests per load, at least its concurrency.", min=1, max=10**6)] = 16,
     trace: Annotated[Path | None, typer.Option(help="Replay a trace: Azure's CSV or Mooncake's JSONL.")] = None,
     trace_requests: Annotated[int, typer.Option(help="Number of requests from the trace.", min=1)] = 32,
-    static: Annotated[bool, typer.Option("--static", help="The same as --policy static.")] = False,
     ablate: Annotated[
         bool,
         typer.Option("--ablate", help="What each GPU fusion saves: launches, bytes, and time if there is a GPU."),
@@ -75,7 +74,7 @@ def bench(
         smelt bench --calibrate this-machine.json
     """
     loads = concurrency or ([] if trace else [1, 4, 16])
-    of_engines = {"--static": static, **dict.fromkeys(options_given(engine), True)}
+    of_engines = dict.fromkeys(options_given(engine), True)
     if server is not None:
         unused = {
             "CHECKPOINT": checkpoint is not None,
@@ -100,7 +99,7 @@ def bench(
         _refuse(unused, "--ablate takes one step of a GPU apart")
         return _ablate(checkpoint, prompt, output, engine.dtype, engine.kv_dtype, as_json)
     most = max([engine.max_sequences, *loads])
-    config = replace(engine, max_sequences=most, static_batching=static, share_prefixes=False)
+    config = replace(engine, max_sequences=most, share_prefixes=False)
     from ...models.directory.find import find_checkpoint
     from ...runtime.engine.engine import Engine
     from ...runtime.measure.bench import measure, table

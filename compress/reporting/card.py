@@ -66,7 +66,7 @@ def _metadata(report: ReportData, checkpoint: Path, model: ModelResult, original
     if is_quantized and found.get("base_model") == original.name:  # the hub has no word for pruning
         found |= {"base_model_relation": "quantized"}
     found["tags"] = ["smelt", *(["compressed-tensors"] if is_quantized else []), model.scheme]
-    results = _results(report, model)
+    results = _results(model)
     if results:
         found["model-index"] = [{"name": model.name, "results": results}]
     return found
@@ -101,7 +101,7 @@ def _licence(link: Any, checkpoint: Path) -> dict[str, Any]:
     return {"license_link": link} if str(link).startswith("https://") else {}
 
 
-def _results(report: ReportData, model: ModelResult) -> list[dict[str, Any]]:
+def _results(model: ModelResult) -> list[dict[str, Any]]:
     """By the hub's schema of evaluation results."""
     found = []
     if model.text is not None:

@@ -147,7 +147,7 @@ class Engine:
             self.cache,
             token_budget=config.token_budget,
             max_sequences=config.max_sequences,
-            policy=POLICIES[config.scheduling](),
+            policy=POLICIES[config.policy](),
             admission=PeakAdmission(self.cache) if config.admission == "predicted" else None,
             swapping=swapping,
         )
@@ -195,7 +195,8 @@ class Engine:
         Raises:
             RuntimeProblem: requests are running, or a weight is missing.
         """
-        self._refuse_ranks("weights cannot be taken from memory")
+        if self._workers is not None:
+            raise RuntimeProblem("weights cannot be taken from memory on several ranks; use an engine on one process")
         if self.config.offload is not None:
             raise RuntimeProblem("weights cannot be taken from memory if they are offloaded; leave offload out")
         if self._draft_model is not None:
@@ -210,10 +211,6 @@ class Engine:
             self._adapters = {}
             self.cache.forget()
             self.executor = self._executor()
-
-    def _refuse_ranks(self, what: str) -> None:
-        if self._workers is not None:
-            raise RuntimeProblem(f"{what} on several ranks; use an engine on one process")
 
     def offload_sentence(self) -> str | None:
         """What reading offloaded weights has taken so far; None if they are in memory."""
@@ -540,11 +537,7 @@ class Engine:
             request = self._requests.get(id)
             if request is None:
                 return
-            self._recorder.end(request, "abort")
-            sink = self._sinks.get(id)
-            self._forget(id)
-            if sink is not None:
-                sink(RequestOutput.of(request))
+            self._end(request, "abort")
 
     @property
     def has_work(self) -> bool:
@@ -636,11 +629,14 @@ class Engine:
     def _fail_all(self, sentence: str) -> None:
         for request in list(self._requests.values()):
             request.error = sentence
-            self._recorder.end(request, "error")
-            sink = self._sinks.get(request.id)
-            self._forget(request.id)
-            if sink is not None:
-                sink(RequestOutput.of(request))
+            self._end(request, "error")
+
+    def _end(self, request: Request, reason: str) -> None:
+        self._recorder.end(request, reason)
+        sink = self._sinks.get(request.id)
+        self._forget(request.id)
+        if sink is not None:
+            sink(RequestOutput.of(request))
 
     def _forget(self, id: str) -> None:
         self._requests.pop(id, None)

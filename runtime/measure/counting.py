@@ -118,17 +118,17 @@ def count(
 
 def count_decode(model: Model, sequences: int, context: int) -> StepCounts:
     """A decode step of the layers, with one token per sequence after a context."""
-    runs, block = _runs([1] * sequences, context, model)
-    return _count_layers(model, runs, block, sequences)
+    runs, block = _runs([1] * sequences, context)
+    return _count_layers(model, runs, block)
 
 
 def count_prompt(model: Model, tokens: int) -> StepCounts:
     """A prefill step of the layers, for a whole prompt."""
-    runs, block = _runs([tokens], tokens, model)
-    return _count_layers(model, runs, block, 1)
+    runs, block = _runs([tokens], tokens)
+    return _count_layers(model, runs, block)
 
 
-def _runs(counts: list[int], context: int, model: Model) -> tuple[list[Run], int]:
+def _runs(counts: list[int], context: int) -> tuple[list[Run], int]:
     block = 16
     each = -(-context // block)
     found = []
@@ -138,7 +138,7 @@ def _runs(counts: list[int], context: int, model: Model) -> tuple[list[Run], int
     return found, block
 
 
-def _count_layers(model: Model, runs: list[Run], block: int, sequences: int) -> StepCounts:
+def _count_layers(model: Model, runs: list[Run], block: int) -> StepCounts:
     assert model.stack is not None
     store = model.keys_values(sum(len(run.blocks) for run in runs), block, model.dtype)
     batch = Batch(runs, block)

@@ -27,7 +27,7 @@ TRANSFORMERS = "transformers generate_batch"
 _RUNS = {
     ENGINE: {"max_sequences": REQUESTS},
     WITH_SLOTS: {"max_sequences": SLOTS},
-    STATIC: {"max_sequences": SLOTS, "static_batching": True},
+    STATIC: {"max_sequences": SLOTS, "policy": "static"},
 }
 
 

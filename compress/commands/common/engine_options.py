@@ -13,8 +13,7 @@ import typer
 
 from ....runtime import EngineConfig
 
-# Not for a command line, or another option's second name.
-_LEFT_OUT = ("fusions", "static_batching", "quiet")
+_LEFT_OUT = ("fusions", "quiet")  # not for a command line
 _FIELD = re.compile(r"^        (\w+): (.*(?:\n            .*)*)", re.MULTILINE)
 
 

@@ -27,6 +27,23 @@ def is_part(drafter: str) -> bool:
     return drafter in (LOOKUP, NESTED) or EARLY_EXIT.fullmatch(drafter) is not None
 
 
+# Where a field is called otherwise, for who writes vLLM's name.
+_AS_IN_VLLM = {
+    "max_model_len": "max_length",
+    "max_num_seqs": "max_sequences",
+    "max_num_batched_tokens": "token_budget",
+    "enable_prefix_caching": "share_prefixes",
+    "kv_cache_dtype": "kv_dtype",
+    "gpu_memory_utilization": "memory_utilization",
+    "kv_cache_memory_bytes": "kv_cache_bytes",
+    "scheduling_policy": "policy",
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
+    "num_speculative_tokens": "draft_tokens",
+    "enable_expert_parallel": "expert_parallel",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """How an engine computes, how it uses memory and how it schedules.
@@ -47,12 +64,11 @@ class EngineConfig:
         memory_utilization: the share of the currently free memory for weights, activations and cache.
         share_prefixes: prefix caching: prompts with a common prefix share its cache blocks.
         policy: which requests start, run and are preempted first, and how prompts share steps with decodes:
-            ``fcfs``, ``static``, ``orca``, ``prefill_first``, ``sarathi``, ``priority``, ``deadline``, ``shortest`` or ``mlfq``; see docs/runtime.md.
+            ``fcfs``, ``static`` (the baseline: a batch starts only when the previous one has ended), ``orca``, ``prefill_first``, ``sarathi``, ``priority``, ``deadline``, ``shortest`` or ``mlfq``; see docs/runtime.md.
         admission: ``predicted``: a request starts only if the cache is predicted to hold all that run until they end, from the
             lengths of earlier outputs; ``immediate``: as soon as there is room for its prompt.
         max_waiting: the most requests that wait; further ones are refused with QueueFull. No limit by default, and
             none for the prompts of one call of ``generate``.
-        static_batching: the same as the policy ``static``, the baseline: a batch starts only when the previous one has ended.
         seed: from which requests without one get theirs, in the order in which they come.
         trust_remote_code: run the checkpoint's Python code; off by default.
         kv_dtype: KV cache dtype: ``auto`` (the compute dtype), ``int8``, ``fp8`` or, on a GPU, ``int4``,
@@ -105,7 +121,6 @@ class EngineConfig:
     policy: str = "fcfs"
     admission: str = "predicted"
     max_waiting: int | None = None
-    static_batching: bool = False
     seed: int = 0
     trust_remote_code: bool = False
     kv_dtype: str = "auto"
@@ -181,10 +196,6 @@ class EngineConfig:
             raise RuntimeProblem(
                 f"{self.division}; compile, reproducible and fusions are for one process, leave them out"
             )
-        if self.static_batching and self.policy not in (EngineConfig.policy, "static"):
-            raise RuntimeProblem(
-                f"static_batching means policy static, but policy is {self.policy}; set only one of them"
-            )
 
     def _check_drafter(self) -> None:
         if isinstance(self.draft_tokens, str) and self.draft_tokens.isdecimal():
@@ -242,11 +253,6 @@ class EngineConfig:
         """Positions in a cache block, on all processes that divide sequences."""
         return self.block_size * self.cp
 
-    @property
-    def scheduling(self) -> str:
-        """The policy's name, by either option."""
-        return "static" if self.static_batching else self.policy
-
     @classmethod
     def of(cls, config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:
         """A configuration with some fields replaced.
@@ -262,7 +268,9 @@ class EngineConfig:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                raise TypeError(f"unknown engine option {name!r}; known: {', '.join(known)}{nearest_name(name, known)}")
+                same = _AS_IN_VLLM.get(name)
+                hint = nearest_name(name, known) if same is None else f"; vLLM's {name} is {same} here"
+                raise TypeError(f"unknown engine option {name!r}; known: {', '.join(known)}{hint}")
         return replace(config or cls(), **options)
 
 

@@ -14,14 +14,14 @@ from typer.testing import CliRunner
     [
         ([], "give a checkpoint to measure, or --calibrate FILE"),
         (["builtin:smelt-6m", "--ablate", "--policy", "mlfq"], "--ablate takes one step of a GPU apart and does not use --policy"),
-        (["builtin:smelt-6m", "--ablate", "--compile", "--static"], "does not use --static, --compile"),
+        (["builtin:smelt-6m", "--ablate", "--compile"], "does not use --compile"),
         (["--calibrate", "nowhere/device.json"], "--calibrate: nowhere is not a directory"),
         (["builtin:smelt-6m", "--policy", "fifo"], "policy is 'fifo'; it must be"),
         (["builtin:smelt-6m", "--model", "large"], "--model names one of a server's models; give the server with --server"),
         (["builtin:smelt-6m", "--server", "http://localhost:1"], "--server measures what a server does with its own options and does not use CHECKPOINT; leave"),
         (["--server", "http://localhost:1", "--policy", "mlfq", "--kv-dtype", "int8", "--no-native"], "does not use --policy, --kv-dtype, --no-native; leave them out"),
         (["--server", "http://localhost:1", "--ablate", "--calibrate", "this.json"], "does not use --calibrate, --ablate"),
-        (["--server", "http://localhost:1", "--device", "cuda", "--dtype", "float32", "--compile", "--static", "--exact-inputs", "--reproducible"], "does not use --static, --dtype, --exact-inputs, --reproducible, --device, --compile"),
+        (["--server", "http://localhost:1", "--device", "cuda", "--dtype", "float32", "--compile", "--exact-inputs", "--reproducible"], "does not use --dtype, --exact-inputs, --reproducible, --device, --compile"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(

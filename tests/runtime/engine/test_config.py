@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from smelt.runtime import Engine, EngineConfig, RuntimeProblem
+from smelt.runtime.engine.setup.config import _AS_IN_VLLM
 
 
 def test_keywords_replace_fields(tiny: Callable[..., Path]) -> None:
@@ -26,6 +28,13 @@ def test_an_unknown_option_is_named() -> None:
         TypeError, match=r"unknown engine option 'max_lenght'; known: dtype, .*did you mean max_length\?"
     ):
         Engine("nowhere", max_lenght=5)
+    with pytest.raises(TypeError, match="vLLM's max_model_len is max_length here"):
+        Engine("nowhere", max_model_len=5)
+
+
+def test_what_vllms_names_are_called_here_exists() -> None:
+    assert {*_AS_IN_VLLM.values()} <= {field.name for field in fields(EngineConfig)}
+    assert not {*_AS_IN_VLLM} & {field.name for field in fields(EngineConfig)}
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_stories_are_as_expected(shared: Path) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"share_prefixes": False}, pytest.param({"static_batching": True}, marks=pytest.mark.slow)],
+    [{}, {"share_prefixes": False}, pytest.param({"policy": "static"}, marks=pytest.mark.slow)],
     ids=["shared", "unshared", "static"],
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
@@ -127,7 +127,7 @@ def test_random_traffic_in_a_starved_cache(
     assert running.cache.free == running.cache.blocks
     assert finished.keys() == asked.keys()
     assert len(finished) > 40
-    if not options.get("static_batching"):
+    if options.get("policy") != "static":
         assert running.scheduler.preemptions > 3
     for name, (prompt, params) in asked.items():
         expected = alone[tuple(prompt)][: params.max_tokens]
@@ -510,7 +510,7 @@ def test_native_kernels_serve_random_traffic(tmp_path: Path) -> None:
 def test_a_static_batch_is_what_waited_when_it_began(small: tuple[PreTrainedModel, Path]) -> None:
     """As many as may run, though a step does not hold all their prompts; and nobody joins before all have ended."""
     model, path = small
-    running = engine(path, static_batching=True, max_sequences=3, token_budget=16)
+    running = engine(path, policy="static", max_sequences=3, token_budget=16)
     prompts = prompts_of([12] * 7)
     counts = [5, 9, 6, 5, 5, 5, 2]
     names = [

@@ -32,7 +32,7 @@ def _pairs(count: int, vocabulary: int) -> list[tuple[list[int], list[int]]]:
         {"token_budget": 7, "block_size": 4},
         {"block_size": 4, "kv_cache_bytes": 34},
         {"share_prefixes": False},
-        {"static_batching": True},
+        {"policy": "static"},
     ],
     ids=["plain", "pieces", "starved", "unshared", "static"],
 )

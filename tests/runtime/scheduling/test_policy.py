@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
 import pytest
-from smelt.runtime import EngineConfig, RuntimeProblem, SamplingParams
+from smelt.runtime import RuntimeProblem, SamplingParams
 from smelt.runtime.blocks.block_cache import BlockCache
 from smelt.runtime.requests.sequence import Request, Sequence
 from smelt.runtime.scheduling.policies.fcfs import FirstComeFirstServed
@@ -71,15 +71,8 @@ def test_names_select_policies(tiny: Callable[..., Path]) -> None:
     path = tiny("llama")
     assert type(engine(path).scheduler.policy) is FirstComeFirstServed
     assert isinstance(engine(path, policy="static").scheduler.policy, StaticBatching)
-    assert isinstance(engine(path, static_batching=True).scheduler.policy, StaticBatching)
     with pytest.raises(RuntimeProblem, match="policy is 'fastest'; it must be fcfs, static"):
         engine(path, policy="fastest")
-
-
-def test_two_policies_cannot_be_asked_for(named: str) -> None:
-    assert EngineConfig(policy="static", static_batching=True).scheduling == "static"
-    with pytest.raises(RuntimeProblem, match="static_batching means policy static, but policy is shortest"):
-        EngineConfig(policy=named, static_batching=True)
 
 
 class LetsTheFirstGiveWay(FirstComeFirstServed):
