@@ -167,7 +167,7 @@ RECIPES: dict[str, CheckedRun] = {
             group_size=64,
             ignore=[],
             embeddings="int8",
-            kv_cache={"numbers": "int8", "scales": "head"},
+            kv_cache={"dtype": "int8", "scales": "head"},
             diagnostics=2,
         ),
     ),

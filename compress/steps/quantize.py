@@ -108,9 +108,7 @@ class PreparedQuantize(PreparedStep):
         raise_problems(problems + self._embedding_problems() + self._cache_problems())
         self._chosen = self._assignment.of(self._working)
         wanted = settings.kv_cache
-        self._cache = (
-            None if wanted is None else cache_args(wanted.numbers, wanted.scales, head_width(self.model.config))
-        )
+        self._cache = None if wanted is None else cache_args(wanted.dtype, wanted.scales, head_width(self.model.config))
         self.reads_text = self._text_readers()
         self.learns_from_original = settings.train is not None and settings.train.learns_from_original
         self.output = self.model  # of the same shapes; no step may follow, which was checked before

@@ -10,16 +10,16 @@ from ...system.settings.recipe_model import RecipeModel
 from ..cache_types import BY_NAME, CHOICES
 
 if TYPE_CHECKING:
-    Numbers = str
+    CacheDtype = str
 else:
-    Numbers = Literal[CHOICES]
+    CacheDtype = Literal[CHOICES]
 _NEED_TOKEN = " or ".join(name for name in CHOICES if BY_NAME[name].scales == "token")
 
 
 class KvCache(RecipeModel):
     """Format of the KV cache."""
 
-    numbers: Numbers
+    dtype: CacheDtype
     scales: Literal["tensor", "head", "token"] | None = Field(
         default=None,
         description="One scale per layer (`tensor`) or per head, from the calibration text, or one per token and head,"
@@ -30,7 +30,7 @@ class KvCache(RecipeModel):
     @model_validator(mode="before")
     @classmethod
     def _from_shorthand(cls, value: Any) -> Any:
-        return {"numbers": value} if isinstance(value, str) else value
+        return {"dtype": value} if isinstance(value, str) else value
 
 
 KvCacheField = Annotated[

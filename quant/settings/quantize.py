@@ -25,7 +25,7 @@ class QuantizeBase(Variant, StepSettings):
     )
     kv_cache: KvCacheField | None = Field(
         default=None,
-        description="Format of the KV cache: `fp8`, `int8` or `int4`, or {numbers: …, scales: …}; default: not quantized.",
+        description="Format of the KV cache: `fp8`, `int8` or `int4`, or {dtype: …, scales: …}; default: not quantized.",
     )
     embeddings: Literal["int8"] | None = Field(
         default=None,

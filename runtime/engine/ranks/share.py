@@ -118,9 +118,9 @@ class EngineShare:
 
 def _check_cache(model: Model, kept: torch.dtype, config: EngineConfig) -> None:
     scheme, kv_dtype, operators = model.cache_scheme, config.kv_dtype, model.operators
-    if scheme is not None and kv_dtype not in ("auto", scheme.numbers):
+    if scheme is not None and kv_dtype not in ("auto", scheme.kv_dtype):
         raise RuntimeProblem(
-            f"kv_dtype is {kv_dtype}, but the checkpoint itself rounds keys and values to {scheme.numbers}; leave kv_dtype at auto"
+            f"kv_dtype is {kv_dtype}, but the checkpoint itself rounds keys and values to {scheme.kv_dtype}; leave kv_dtype at auto"
         )
     if operators.name not in cache_type_of(kept).operators:
         others = [name for name in names_for(operators.name) if name != "auto"]

@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {
             "scheme": "W8A8",
             "inputs": "static_asymmetric",
-            "kv_cache": {"numbers": "int8", "scales": "head"},
+            "kv_cache": {"dtype": "int8", "scales": "head"},
             "transforms": ["smooth"],
         },
         {"calibrate": {"samples": 8, "length": 64}},

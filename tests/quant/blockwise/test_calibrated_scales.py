@@ -94,8 +94,8 @@ def test_weights_of_four_bits_are_packed_though_inputs_are_rounded(
     [
         ("fp8", lambda x: x.abs().max().view(1) / 448),
         ("int8", lambda x: x.abs().max().view(1) / 127.5),
-        ({"numbers": "int8", "scales": "head"}, lambda x: x.abs().amax((0, 2, 3)).view(-1, 1, 1) / 127.5),
-        ({"numbers": "int4", "scales": "head"}, lambda x: x.abs().amax((0, 2, 3)).view(-1, 1, 1) / 7.5),
+        ({"dtype": "int8", "scales": "head"}, lambda x: x.abs().amax((0, 2, 3)).view(-1, 1, 1) / 127.5),
+        ({"dtype": "int4", "scales": "head"}, lambda x: x.abs().amax((0, 2, 3)).view(-1, 1, 1) / 7.5),
     ],
     ids=lambda value: "" if callable(value) else str(value),
 )

@@ -166,7 +166,7 @@ def test_four_bits_generate_the_same_however_the_cache_is_cut(tmp_path: Path) ->
     assert found == [expected, expected]
 
 
-@pytest.mark.parametrize(("kv_cache", "numbers"), [("fp8", "fp8"), ({"numbers": "int8", "scales": "head"}, "int8")])
+@pytest.mark.parametrize(("kv_cache", "numbers"), [("fp8", "fp8"), ({"dtype": "int8", "scales": "head"}, "int8")])
 def test_a_checkpoint_of_smelt_generates_what_transformers_generates(
     kv_cache: Any,
     numbers: str,
