@@ -144,10 +144,16 @@ def drafter_problems(settings: Evaluate, where: str = "evaluate.", *, of_recipe:
 
 
 def task_problems(tasks: Tasks, models: Sequence[ModelDirectory], where: str = "evaluate.") -> list[Problem]:
-    """Tasks whose generation leaves no room for a prompt in the context length."""
+    """Tasks that ask for generation which the engine does not have, or that leaves no room for a prompt in the context length."""
     problems = []
     for name in tasks.loaded:
-        most = tasks.longest_answer(name)
+        most, asked = tasks.longest_answer(name), tasks.generation(name)
+        if asked is not None:
+            from ..integrations.lm_eval import generation_problem  # imported late: it imports lm-eval's models
+
+            problem = generation_problem(asked)
+            if problem is not None:
+                problems.append(Problem(f"{where}tasks", f"{name}'s {problem}; remove it, or them"))
         for model in models:
             context = model.config_data().get("max_position_embeddings")
             if most is not None and isinstance(context, int) and most >= context:

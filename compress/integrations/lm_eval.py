@@ -34,6 +34,9 @@ _LOG = logging.getLogger(__name__)
 _TOGETHER = 1024
 _SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
+# What tasks may say of generation besides, in transformers' words.
+_OTHERS = ("until", "max_gen_toks", "do_sample", "temperature", "min_new_tokens")
+
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 
 
@@ -245,20 +248,17 @@ class SmeltLM(TemplateLM):
 
     def _params(self, kwargs: dict[str, Any], stop: list[str]) -> SamplingParams:
         most = kwargs.pop("max_gen_toks")
-        samples = kwargs.pop("do_sample", False)
-        temperature = float(kwargs.pop("temperature", 1.0) or 0.0)
-        kwargs.pop("until", None)
-        chosen = {name: kwargs.pop(name) for name in _SAMPLING if kwargs.get(name) is not None}
-        strange = [name for name, value in kwargs.items() if value is not None]
-        if strange:
-            raise RuntimeProblem(
-                f"the task's generation_kwargs ask for {', '.join(strange)}, which the engine does not support; it supports"
-                f" until, max_gen_toks, do_sample, temperature, {', '.join(_SAMPLING)}"
-            )
+        samples = kwargs.get("do_sample", False)
+        temperature = float(kwargs.get("temperature", 1.0) or 0.0)
+        chosen = {name: kwargs[name] for name in _SAMPLING if kwargs.get(name) is not None}
+        problem = generation_problem(kwargs)
+        if problem is not None:
+            raise RuntimeProblem(f"the task's {problem}")
         # Stop strings are searched in text without special tokens.
         special = set(self.tokenizer.all_special_tokens)
         return SamplingParams(
             max_tokens=most,
+            min_tokens=min(most, int(kwargs.get("min_new_tokens") or 0)),
             temperature=temperature if samples else 0.0,
             stop=tuple(filter(None, stop)),
             stop_token_ids=tuple(self.tokenizer.convert_tokens_to_ids(s) for s in stop if s in special),
@@ -269,3 +269,14 @@ class SmeltLM(TemplateLM):
         # None is tqdm's own choice: shown on terminals only.
         # Not the current sys.stderr, which callers may redirect to silence lm-eval.
         return tqdm(total=total, desc=description, disable=True if disable else self._disable_tqdm, file=sys.__stderr__)
+
+
+def generation_problem(settings: dict[str, Any]) -> str | None:
+    """Why the engine cannot generate as a task's ``generation_kwargs`` say."""
+    strange = [name for name, value in settings.items() if value is not None and name not in (*_OTHERS, *_SAMPLING)]
+    if not strange:
+        return None
+    return (
+        f"generation_kwargs ask for {', '.join(strange)}, which the engine does not support; it supports"
+        f" {', '.join((*_OTHERS, *_SAMPLING))}"
+    )

@@ -105,13 +105,17 @@ class Tasks:
 
     def longest_answer(self, name: str) -> int | None:
         """The most tokens that a task generates; None if it only scores."""
+        settings = self.generation(name)
+        return None if settings is None else int(settings["max_gen_toks"])
+
+    def generation(self, name: str) -> dict[str, Any] | None:
+        """How a task generates; None if it only scores."""
         from lm_eval.models.utils import normalize_gen_kwargs
 
         task = self.loaded[name]
         if task.OUTPUT_TYPE != "generate_until":
             return None
-        settings: Any = normalize_gen_kwargs(dict(task.get_config("generation_kwargs") or {}))
-        return int(settings["max_gen_toks"])
+        return dict(normalize_gen_kwargs(dict(task.get_config("generation_kwargs") or {})))
 
     def scored(self) -> list[str]:
         """The tasks that need log probabilities of given texts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from ...weights.checkpoint import Checkpoint
 from ..setup.config import EngineConfig
 from .reserve import share_of
 
+_LOG = logging.getLogger(__name__)
 _MODULE = "smelt.runtime.engine.ranks.worker"
 _LIBRARIES = ("smelt", "torch", "transformers", "compressed-tensors")
 # Most steps fit into the first message; a longer one has a second.
@@ -220,8 +222,14 @@ class Workers:
             ranks, others = started(_MODULE, config.ranks, device)
         else:
             ranks, others = joined_by_environment(device), OtherProcesses([])
-        # gloo may wait for ever to send to a process that ended at that moment.
-        others.watch(ranks.close)
+
+        def when_lost() -> None:
+            # gloo may wait for ever to send to a process that ended at that moment.
+            ranks.close()
+            if _LOG.hasHandlers():  # a server that nobody asks anything; commands say it themselves
+                _LOG.error("%s, and a model on several ranks needs all; start again", others.lost())
+
+        others.watch(when_lost)
         before = torch.get_num_threads()
         threads = max(1, before // config.ranks)
         if device == "cpu":

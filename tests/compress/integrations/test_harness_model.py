@@ -295,6 +295,14 @@ def test_settings_that_the_engine_does_not_know_are_reported_and_leave_nothing_r
     assert ours.generate_until(_requests("generate_until", [good])) == alone
 
 
+def test_a_least_number_of_tokens_is_that_of_transformers(ours: SmeltLM, theirs: HFLM) -> None:
+    asked = [("The rain", {"until": ["nothing"], "max_gen_toks": 12, "min_new_tokens": 9})]
+    _assert_agree(
+        ours.generate_until(_requests("generate_until", asked)),
+        theirs.generate_until(_requests("generate_until", asked)),
+    )
+
+
 def test_a_questions_context_is_computed_once(tasks: TaskManager) -> None:
     fresh = SmeltLM(str(SMELT_6M), dtype="float32", quiet=True)
     computed: list[int] = []

@@ -12,6 +12,7 @@ import pytest
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 from smelt.compress import SmeltError
+from smelt.compress.evaluation.problems import task_problems
 from smelt.compress.evaluation.scoring.aggregations import aggregation
 from smelt.compress.evaluation.scoring.tasks import Tasks
 from smelt.compress.integrations.lm_eval import SmeltLM
@@ -203,6 +204,18 @@ def test_a_metric_has_lm_evals_name_of_its_aggregation(model: SmeltLM, tmp_path:
     assert result.aggregation == "f1"
     assert aggregation("f1") is not None
     assert aggregation("(mean)") is None
+
+
+def test_generation_that_the_engine_does_not_have_is_found_before_anything_is_answered(tmp_path: Path) -> None:
+    (tmp_path / "items.jsonl").write_text('{"text": "The sky is", "ends": "blue"}\n')
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        f"task: mine\ndataset_path: json\ndataset_kwargs: {{data_files: {tmp_path}/items.jsonl}}\ntest_split: train\n"
+        "output_type: generate_until\ndoc_to_text: text\ndoc_to_target: ends\nmetric_list: [{metric: exact_match}]\n"
+        "generation_kwargs: {until: ['.'], num_beams: 4, min_new_tokens: 2}\n"
+    )
+    (problem,) = task_problems(Tasks.find([str(path)]), [])
+    assert "mine's generation_kwargs ask for num_beams, which the engine does not support" in str(problem)
 
 
 def _with(tasks: list) -> ModelResult:  # type: ignore[type-arg]
