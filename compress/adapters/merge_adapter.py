@@ -269,14 +269,7 @@ def _with_one_global_scale(
 
 def _known(directory: ModelDirectory) -> dict[str, Any]:
     """What remains true of the checkpoint's record: the model it was made from, and the recipe."""
-    try:
-        made = json.loads((directory.path / RECORD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError:
-        raise SmeltError(
-            f"{directory.path / RECORD}: cannot be understood; the checkpoint was changed after it was made"
-        ) from None
+    made = directory.record()
     return {key: made[key] for key in ("recipe", "seed", "data", "model", "export") if key in made}
 
 

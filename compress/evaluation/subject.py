@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -71,13 +70,7 @@ class Subject:
     @cached_property
     def made(self) -> dict[str, Any]:
         """Smelt's record in a checkpoint it made; empty for others."""
-        path = self.directory.path / "smelt.json"
-        if not path.exists():
-            return {}
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
-        except ValueError:
-            raise SmeltError(f"{path}: cannot be understood; the checkpoint was changed after it was made") from None
+        return self.directory.record()
 
     @property
     def _layers(self) -> list[dict[str, Any]]:

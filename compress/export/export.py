@@ -164,14 +164,7 @@ def _cache_notes(original: ModelDirectory) -> list[str]:
 
 def _record(original: ModelDirectory, result: Exported) -> dict[str, Any]:
     """How the weights were made, for ``smelt inspect`` and ``smelt eval``, and this export."""
-    try:
-        made = json.loads((original.path / RECORD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        made = {}
-    except ValueError:
-        raise SmeltError(
-            f"{original.path / RECORD}: cannot be understood; the checkpoint was changed after it was made"
-        ) from None
+    made = original.record()
     for about_other_files in ("reload", "claims"):
         made.pop(about_other_files, None)
     facts = {key: value for key, value in result.as_data().items() if key != "path"}

@@ -29,6 +29,7 @@ from ...system.processes.process_group import Processes
 from ...system.progress import Progress
 from ...system.storage.digests import digest, named_files
 from ...system.storage.files import write_text
+from ...system.storage.new_directory import RECORD
 from ...system.storage.run_directory import Output
 from ...system.versions import versions
 from ..evaluation.drafts import EvaluatedDrafter
@@ -40,7 +41,7 @@ from ..reporting.card import base_name
 from ..reporting.head_card import head_card
 from ..reporting.report_files import load
 from ..results.report import ReportData
-from ..verification.claims import RECORD, Claims
+from ..verification.claims import Claims
 from ..verification.files import digests
 
 _WHERE = "smelt distill"

@@ -24,6 +24,7 @@ from ...system.processes.process_group import Processes
 from ...system.progress import Progress
 from ...system.storage.digests import digest
 from ...system.storage.files import write_text
+from ...system.storage.new_directory import RECORD
 from ...system.storage.run_directory import Output
 from ...system.storage.tensor_files import SafetensorsFile, save_tensors
 from ...system.versions import versions
@@ -185,7 +186,7 @@ def _make_checkpoint(
         "reload": outcome.as_data(),
         **Claims(files=digests(output.staging), logits=outcome.logits).data(),
     }
-    write_text(output.staging / "smelt.json", json.dumps(facts, indent=2) + "\n")
+    write_text(output.staging / RECORD, json.dumps(facts, indent=2) + "\n")
     output.publish()
 
 
@@ -301,7 +302,7 @@ def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list
     assert model is not None
     trust = model.directory.trust_remote_code
     directory = ModelDirectory(output.checkpoint.name, output.checkpoint, trust)
-    facts = json.loads((output.checkpoint / "smelt.json").read_text(encoding="utf-8"))
+    facts = json.loads((output.checkpoint / RECORD).read_text(encoding="utf-8"))
     called = name if plan.adapter is None else f"{name} with {plan.adapter.directory.name}"
     original = Subject(called, model.directory, "baseline", only_text=reason)
     if plan.adapter is not None:

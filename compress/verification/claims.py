@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ...system.errors import SmeltError
 from ...system.storage.files import read_json, write_text
+from ...system.storage.new_directory import RECORD
 from ..results.report import ReportData
 from ..results.result import Machine, claimed_bound
 
-RECORD = "smelt.json"
 _KEY = "claims"
 _LONGEST_NAME = 255
 

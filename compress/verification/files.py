@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ...system.errors import SmeltError
 from ...system.storage.files import check_regular
+from ...system.storage.new_directory import RECORD
 from ...system.storage.tensor_files import SafetensorsFile
-from .claims import RECORD, FileClaim
+from .claims import FileClaim
 from .finding import Finding
 from .signature import SIGNATURE
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...models.directory.find import find_checkpoint
+from ...system.storage.new_directory import RECORD
 from ...system.storage.paths import named_path
-from .claims import RECORD, Claims
+from .claims import Claims
 from .files import check_files
 from .finding import Finding
 from .logits import check_logits

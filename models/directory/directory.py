@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...system.errors import SmeltError
 from ...system.storage.digests import digest, file_digest
 from ...system.storage.files import check_regular, read_json
+from ...system.storage.new_directory import RECORD
 from ..checkpoint.weights import CheckpointWeights
 from .config_checks import config_problem, is_token_id, raw_problem
 from .layer_sizes import LAYER_SIZES
@@ -49,10 +50,24 @@ class ModelDirectory:
     as_dense: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
+    def record(self) -> dict[str, Any]:
+        """``smelt.json`` of a checkpoint that Smelt made: how; empty for others.
+
+        Raises:
+            SmeltError: it is damaged.
+        """
+        path = self.path / RECORD
+        if not path.exists():
+            return {}
+        try:
+            return read_json(path, "how Smelt made a checkpoint")
+        except SmeltError:
+            raise SmeltError(f"{path}: cannot be understood; the checkpoint was changed after it was made") from None
+
     def companions(self) -> str:
         """A digest of all small files that affect what the model says: its config, tokenizer, template, generation config and code."""
         files = sorted(path for path in self.path.iterdir() if path.suffix in _COMPANIONS and path.is_file())
-        return digest([[path.name, file_digest(path)] for path in files if path.name != "smelt.json"])
+        return digest([[path.name, file_digest(path)] for path in files if path.name != RECORD])
 
     def config_data(self) -> dict[str, Any]:
         """``config.json`` with its changes; without its ``quantization_config`` if it is treated as dense.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from ...system.errors import SmeltError
 from ...system.hardware.machine import human_bytes
+from ...system.storage.new_directory import RECORD
 from ..checkpoint.stored_shapes import METHODS, PARTS, WORDS
 from ..checkpoint.weights import CheckpointWeights
 from .directory import ModelDirectory
@@ -103,7 +103,7 @@ def inspect(checkpoint: str | Path) -> Inspection:
         for (pattern, label), sizes in gathered.items()
     ]
     groups.sort(key=lambda g: -g.bytes)
-    original, estimated = _original_bytes(directory.path, groups, scheme)
+    original, estimated = _original_bytes(directory, groups, scheme)
     return Inspection(str(directory.path), groups, weights.nbytes, original, estimated)
 
 
@@ -211,15 +211,15 @@ def _group_label(group: dict[str, Any]) -> str:
     return f"{args.get('type')} W{args.get('num_bits')}{acts} {grain}{zeros}"
 
 
-def _original_bytes(path: Path, groups: list[TensorGroup], scheme: str) -> tuple[int, bool]:
-    made_by = path / "smelt.json"
-    if made_by.exists():
+def _original_bytes(directory: ModelDirectory, groups: list[TensorGroup], scheme: str) -> tuple[int, bool]:
+    made = directory.record()
+    if "model" in made:  # an export of another's checkpoint does not know
         try:
-            made = json.loads(made_by.read_text(encoding="utf-8"))
-            if "model" in made:  # an export of another's checkpoint does not know
-                return int(made["model"]["bytes"]), False
+            return int(made["model"]["bytes"]), False
         except (ValueError, KeyError, TypeError):
-            raise SmeltError(f"{made_by}: cannot be understood; the checkpoint was changed after it was made") from None
+            raise SmeltError(
+                f"{directory.path / RECORD}: cannot be understood; the checkpoint was changed after it was made"
+            ) from None
     quantized = [g for g in groups if scheme and g.scheme == scheme]
     rest = sum(g.bytes for g in groups) - sum(g.bytes for g in quantized)
     return rest + 2 * sum(g.numel for g in quantized), bool(quantized)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
-from smelt.compress.verification.claims import RECORD
 from smelt.compress.verification.signature import SIGNATURE, check_signature
 from smelt.models.directory.find import _HUB_FILES
 from smelt.system.errors import SmeltError
+from smelt.system.storage.new_directory import RECORD
 
 pytest.importorskip("cryptography")
 

@@ -15,11 +15,12 @@ from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.cli import app
 from smelt.compress.results.report import ReportData
 from smelt.compress.results.result import Change
-from smelt.compress.verification.claims import RECORD, Claims, MeasuredClaims, SpeedClaim
+from smelt.compress.verification.claims import Claims, MeasuredClaims, SpeedClaim
 from smelt.compress.verification.finding import Finding
 from smelt.compress.verification.measured import Remeasurement, check_measured
 from smelt.compress.verification.verify import verify
 from smelt.system.errors import RuntimeProblem
+from smelt.system.storage.new_directory import RECORD
 from typer.testing import CliRunner
 
 from ..report_samples import baseline, candidate, report
