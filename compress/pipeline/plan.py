@@ -103,7 +103,9 @@ class Plan:
         except ProblemsError as error:
             return cls(recipe, None, steps, [*error.problems, *problems], Cost(0, 0, 0.0))
         recipe = recipe.within(model.context())
-        identity = run_identity(recipe, steps, model, adapter)
+        # It reads all of the model, which is of no use where there is nothing to compare it with.
+        compares = not fresh and Output.was_begun(Path(recipe.output))
+        identity = run_identity(recipe, steps, model, adapter) if compares else {}
         output = Output(Path(recipe.output), identity, fresh=fresh, reads=recipe.content())
         blocked = output.problem()
         if blocked:

@@ -43,6 +43,11 @@ class Output:
         self._reads = reads
         self._lock: int | None = None
 
+    @staticmethod
+    def was_begun(path: Path) -> bool:
+        """Whether a run has begun in a directory."""
+        return (named_path(path) / "journal" / _MARK).exists()
+
     @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoint"

@@ -248,17 +248,18 @@ def test_a_task_that_fails_leaves_what_was_measured(small: Build, tmp_path: Path
     """And is no reason to read the text otherwise, or to call the report complete."""
     items = tmp_path / "items.jsonl"
     items.write_text('{"q": "The river ran", "a": "on"}\n' * 4)
-    task = tmp_path / "beams.yaml"
+    (tmp_path / "code.py").write_text("def score(doc, results):\n    raise ValueError('no score')\n")
+    task = tmp_path / "broken.yaml"
     task.write_text(
-        f"task: beams\ndataset_path: json\ndataset_kwargs:\n  data_files: {items}\ntest_split: train\noutput_type: generate_until\n"
-        'doc_to_text: "{{q}}"\ndoc_to_target: "{{a}}"\ngeneration_kwargs:\n  until: ["\\n"]\n  max_gen_toks: 4\n  num_beams: 2\n'
+        f"task: broken\ndataset_path: json\ndataset_kwargs:\n  data_files: {items}\ntest_split: train\noutput_type: generate_until\n"
+        'doc_to_text: "{{q}}"\ndoc_to_target: "{{a}}"\ngeneration_kwargs:\n  until: ["\\n"]\n  max_gen_toks: 4\nprocess_results: !function code.score\n'
         "metric_list:\n  - metric: exact_match\n    aggregation: mean\n    higher_is_better: true\n"
     )
-    tasks = {"windows": 2, "length": 16, "samples": 0, "speed": False, "tasks": [str(task)]}
-    with pytest.raises(SmeltError, match="num_beams"):
+    tasks = {"windows": 2, "length": 16, "samples": 0, "speed": False, "tasks": [str(task)], "trust_task_code": True}
+    with pytest.raises(SmeltError, match="no score"):
         run(small({"evaluate": tasks}))
     report = load(tmp_path / "out" / "report.json")
     assert report.status == "partial"
     assert report.models[0].text is not None
     assert report.models[0].text.computed_by == "Smelt's runtime"
-    assert any("beams" in each for each in report.missing)
+    assert any("broken" in each for each in report.missing)
