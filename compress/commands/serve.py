@@ -214,9 +214,11 @@ def _serve_replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> int:
 
 def _name(checkpoint: str) -> str:
     """What requests call a model: its directory, or its run's."""
-    named = checkpoint.rstrip("/")
-    named = named.removesuffix("/checkpoint") if "/" in named else named
-    return named.rpartition("/")[2].removeprefix("builtin:") or "checkpoint"
+    path = Path(checkpoint).expanduser()
+    if not path.is_dir():
+        return checkpoint.rstrip("/").rpartition("/")[2].removeprefix("builtin:")
+    path = path.resolve()
+    return path.parent.name if path.name == "checkpoint" else path.name
 
 
 def _say(models: list[str], listening: socket.socket) -> None:

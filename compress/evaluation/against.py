@@ -103,8 +103,9 @@ def _text_changes(baseline: Text, model: Text) -> dict[str, Any]:
         interval = None if each is None else (exp(each[0]), exp(each[1]))
         return {
             "perplexity": _change(ratio, interval),
+            # Of the same bytes, however each report has counted them.
             "bits_per_byte": _change(
-                model.bits_per_byte / baseline.bits_per_byte, _bits_interval(baseline, model, True)
+                math.fsum(model.nll) / math.fsum(baseline.nll), _bits_interval(baseline, model, True)
             ),
         }
     covered = sum(model.bytes) / max(1, sum(baseline.bytes))

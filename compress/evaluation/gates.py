@@ -168,7 +168,7 @@ def raise_unmeasured(gates: Sequence[Gate], settings: Evaluate, *, baseline: boo
         from .problems import find_tasks  # imported late: lm-eval takes seconds
 
         tasks = find_tasks(settings)
-        known = [] if tasks is None else [*tasks.loaded, *tasks.groups]
+        known = [] if tasks is None else [*tasks.loaded, *tasks.valued_groups]
         for gate in of_tasks:
             name = gate.metric.removeprefix("task:")
             if name not in known:

@@ -511,4 +511,8 @@ class Evaluation:
             "ranks": [self._settings.tp, self._settings.pp],
             "versions": versions("lm-eval"),
         }
-        return key if excerpt is None else key | {"text": excerpt.windows.fingerprint, "source": excerpt.source}
+        if excerpt is None:
+            return key
+        return key | {
+            "text": excerpt.windows.fingerprint, "source": excerpt.source, "bytes": sum(excerpt.bytes),
+        }  # fmt: skip

@@ -86,7 +86,7 @@ class Plan:
 
     @classmethod
     def make(cls, recipe: Recipe, *, fresh: bool = False, processes: int = 1, shards: int = 1) -> Plan:
-        """Check a recipe. Reads headers, no weights; writes nothing.
+        """Check a recipe. Reads headers, and weights only to compare them with those of a run that has begun; writes nothing.
 
         Args:
             recipe: what to do.

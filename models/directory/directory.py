@@ -169,7 +169,11 @@ class ModelDirectory:
         """
         path = self.path / "generation_config.json"
         data = self._generation_data(path) if path.exists() else {}
-        return {name: data[name] for name in _SAMPLING if isinstance(data.get(name), (int, float))}
+        found = {name: data[name] for name in _SAMPLING if data.get(name) is not None}
+        wrong = next((name for name, value in found.items() if type(value) not in (int, float) or value != value), None)
+        if wrong is not None:
+            raise SmeltError(f"{path}: {wrong} is {found[wrong]!r}, not a number; fix or remove the file")
+        return found
 
     @property
     def has_tokenizer(self) -> bool:

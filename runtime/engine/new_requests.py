@@ -72,7 +72,8 @@ class NewRequests:
         if params.max_tokens is None:
             # A sequence that may grow longer would have other frequencies from its first token on.
             unscaled = self._engine.model.spec.unscaled_length
-            most = min(most, unscaled - len(tokens)) if unscaled > len(tokens) else most
+            if len(tokens) + max(params.min_tokens, unscaled // 4) <= unscaled:  # what is left is an answer's length
+                most = min(most, unscaled - len(tokens))
         grows_to = len(tokens) + min(most, params.max_tokens or most)
         # No more than there are: a device has 32 bits for them.
         vocabulary = self._engine.model.spec.vocabulary

@@ -100,7 +100,8 @@ class Recorder:
         if sequence.matcher is not None:
             sequence.matcher.accept(sampled.token)
         is_end = sampled.token in params.stop_token_ids or (sampled.token in self._ends and not params.ignore_eos)
-        if sequence.text is not None and (params.include_stop_str_in_output or not (is_end and may_stop)):
+        keeps = params.include_stop_str_in_output and sampled.token in params.stop_token_ids
+        if sequence.text is not None and (keeps or not (is_end and may_stop)):
             sequence.text.add(sampled.token, may_stop=may_stop)
         # A grammar that cannot be followed allows nothing but an end.
         failure = None if sequence.matcher is None else sequence.matcher.failure
@@ -131,7 +132,8 @@ class Recorder:
         for sequence in request.sequences:
             text = sequence.text = TextStream.of(self._tokenizer, request.prompt, params)
             tokens = sequence.generated
-            leaves_out = isinstance(sequence.stopped_by, int) and not params.include_stop_str_in_output
+            keeps = params.include_stop_str_in_output and sequence.stopped_by in params.stop_token_ids
+            leaves_out = isinstance(sequence.stopped_by, int) and not keeps
             for count, token in enumerate(tokens[:-1] if leaves_out else tokens, start=1):
                 text.add(token, may_stop=count >= params.min_tokens)
             text.end()

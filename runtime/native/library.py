@@ -112,9 +112,10 @@ def _loaded(log: Log) -> ModuleType:
 
 def _kept() -> Path:
     """Where the compiled kernels are, or are to be."""
-    usual = usual_cache_directory()
-    places = [each / _key() / f"{_NAME}.so" for each in ([] if usual is None else [usual]) + [cache_directory()]]
-    return next((each for each in places if each.is_file()), places[-1])
+    usual, name = usual_cache_directory(), Path(_key()) / f"{_NAME}.so"
+    if usual is not None and (usual / name).is_file():  # also where nothing can be written
+        return usual / name
+    return cache_directory() / name
 
 
 def _tiles_are_right(kept: Path, log: Log) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,7 +20,7 @@ from ...system.errors import RuntimeProblem
 
 # Those that wait for the next step may wait for days.
 _PATIENCE = timedelta(days=30)
-_CONNECTING = timedelta(minutes=5)
+_CONNECTING = 300.0
 _LOOPBACK = "127.0.0.1"
 
 
@@ -287,7 +289,7 @@ class ConnectedRanks(Ranks):
 def _gloo(store: Store, rank: int, count: int, *, here_only: bool, others: Callable[[], str | None]) -> Any:
     gloo: Any = distributed.ProcessGroupGloo
     options = gloo._Options()
-    options._timeout = _CONNECTING
+    options._timeout = _PATIENCE  # also of what is sent from one to another
     options._devices = [gloo.create_device(hostname=_LOOPBACK) if here_only else gloo.create_default_device()]
     made: list[Any] = []
 
@@ -297,7 +299,9 @@ def _gloo(store: Store, rank: int, count: int, *, here_only: bool, others: Calla
         except RuntimeError as error:
             made.append(error)
 
-    # In a thread: while torch connects it hears neither signals nor that another one has ended.
+    # In a thread: while torch connects it hears neither signals nor that another one has ended. Those that a launcher has started may
+    # come much later.
+    until = time.monotonic() + _CONNECTING if here_only else math.inf
     thread = threading.Thread(target=connect, name="smelt-connect", daemon=True)
     thread.start()
     while thread.is_alive():
@@ -305,10 +309,11 @@ def _gloo(store: Store, rank: int, count: int, *, here_only: bool, others: Calla
         ended = others() if thread.is_alive() else None
         if ended is not None:
             raise RuntimeProblem(f"{ended} while the ranks connected; what it printed says why")
+        if time.monotonic() > until:
+            raise RuntimeProblem(f"the ranks have not connected within {_CONNECTING:g} seconds; start again")
     if isinstance(made[0], RuntimeError):
         said = next(iter(str(made[0]).splitlines()), "")
-        raise RuntimeProblem(f"the ranks could not connect within {_CONNECTING} (torch says: {said[:200]})")
-    made[0].set_timeout(_PATIENCE)
+        raise RuntimeProblem(f"the ranks could not connect (torch says: {said[:200]})")
     return made[0]
 
 

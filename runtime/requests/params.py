@@ -33,7 +33,7 @@ class SamplingParams:
         seed: fixes this request's draws, which without one differ from request to request; with ``Engine(reproducible=True)`` its tokens, regardless of other requests.
         stop: strings that end the output.
         stop_token_ids: tokens that end the output.
-        include_stop_str_in_output: keep in the text what has ended it, a string or a token (a special one only without ``skip_special_tokens``).
+        include_stop_str_in_output: keep in the text what has ended it, a string or one of ``stop_token_ids``.
         ignore_eos: do not stop at the model's end token.
         logprobs: report the log probabilities of this many most likely tokens with each token (the model's, before any change).
         prompt_logprobs: the same for the prompt.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import platform
 import stat
@@ -76,13 +78,20 @@ def _can_be_written(path: Path) -> bool:
 
 def _own_temporary_directory() -> Path:
     """What is kept there is loaded as code: nobody else may have made it, or write to it."""
-    path = Path(tempfile.gettempdir()) / f"smelt-{os.getuid()}"
     with suppress(OSError):
+        path = Path(tempfile.gettempdir()) / f"smelt-{os.getuid()}"
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
             return path
-    return Path(tempfile.mkdtemp(prefix="smelt-"))
+    return _another_directory()
+
+
+@functools.cache
+def _another_directory() -> Path:
+    found = tempfile.TemporaryDirectory(prefix="smelt-")
+    atexit.register(found.cleanup)
+    return Path(found.name)
 
 
 def human_bytes(count: float) -> str:

@@ -13,6 +13,8 @@ from ..errors import SmeltError
 from ..plain_data import strings_in
 from .paths import named_path
 
+_BEGINNING = 256 << 20
+
 
 def digest(data: Any) -> str:
     """A digest of plain data."""
@@ -26,14 +28,25 @@ def file_digest(path: Path) -> str:
 
 
 def named_files(data: Any) -> dict[str, str]:
-    """Digests of the files that settings name: texts, and definitions of tasks."""
+    """Digests of the files that settings name by a path or with an ending: texts, and definitions of tasks.
+
+    Of a large one its beginning is hashed, which is what is read of a text.
+    """
     found = {}
     for text in strings_in(data):
         with suppress(OSError, SmeltError):  # most name no file
             path = named_path(text)
-            if path.is_file():
-                found[text] = file_digest(path)
+            if ("/" in text or path.suffix) and path.is_file():
+                found[text] = _beginning(path)
     return found
+
+
+def _beginning(path: Path) -> str:
+    with path.open("rb") as stream:
+        found = hashlib.sha256(str(path.stat().st_size).encode())
+        for _ in range(_BEGINNING >> 20):
+            found.update(stream.read(1 << 20))
+        return found.hexdigest()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,6 +6,7 @@ import io
 import logging
 import math
 import numbers
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from ...results.statistics import Interval, mean_interval, resampled_interval, s
 from .aggregations import Aggregate, is_right_or_wrong, mean, name_of
 from .task_code import BUILTIN, UntrustedCodeError, only_shipped_code, sandbox_templates
 from .task_definition import definition_of
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Tasks:
             SmeltError: one line for each name that is unknown, would run Python code, or has no data.
         """
         sandbox_templates()
+        if trust_code:  # the metric of tasks that run what models write asks for it as it is imported
+            os.environ.setdefault("HF_ALLOW_CODE_EVAL", "1")
         scripts = not any(map(_is_file, names))
         manager = _manager(names)
         loaded: dict[str, Any] = {}
@@ -90,9 +95,14 @@ class Tasks:
         for task in loaded.values():
             if fewshot is not None and task.get_config("num_fewshot") != 0:
                 task.set_config(key="num_fewshot", value=fewshot)
-        data = {name: digest([str(doc) for doc in task.eval_docs]) for name, task in loaded.items()}
+        data = {name: _items(task) for name, task in loaded.items()}
         definitions = {name: definition_of(task) for name, task in loaded.items()}
         return cls(loaded, groups, frozenset(alone), definitions, data, trust_code)
+
+    @property
+    def valued_groups(self) -> list[str]:
+        """Groups that have values of their own."""
+        return [name for name, group in self.groups.items() if group.aggregate_metric_list]
 
     def group_of(self, name: str) -> str | None:
         """The group that a task was requested through, if the group has its own value."""
@@ -160,11 +170,15 @@ class Tasks:
             first, more: the parts' metrics.
         """
         found = []
-        for one, other in zip(first, more, strict=True):
-            assert (one.metric, one.filter) == (other.metric, other.filter)
-            joined = self._over(name, one, [*one.by_item, *other.by_item])
-            data = one.data if one.data == other.data else digest([one.data, other.data])
-            found.append(joined.model_copy(update={"data": data}))
+        ours, theirs = ({(each.metric, each.filter): each for each in part} for part in (first, more))
+        for key in dict.fromkeys([*ours, *theirs]):
+            one, other = ours.get(key), theirs.get(key)
+            some = one or other
+            assert some is not None
+            # A metric that some items lack may be in one part only.
+            joined = some if one is None or other is None else self._over(name, one, [*one.by_item, *other.by_item])
+            data = [None if each is None else each.data for each in (one, other)]
+            found.append(joined.model_copy(update={"data": data[0] if data[0] == data[1] else digest(data)}))
         return found
 
     def in_order(self, results: list[TaskResult], items: list[int], of: int | None) -> list[TaskResult]:
@@ -230,7 +244,8 @@ class Tasks:
             ]
             by_item = [_plain(sample[metric]) for sample in having]
             if not by_item or not math.isfinite(value):
-                raise SmeltError(f"its metric {metric} is not a number for some items; fix the task or remove it")
+                _LOG.warning("%s: its metric %s is not a number for these items, so it is left out", name, metric)
+                continue
             # What is compared with it must be of the same ones.
             data = self.data[name]
             if len(having) < len(logged):
@@ -254,7 +269,7 @@ class Tasks:
                 )
             )
         if not results:
-            raise SmeltError("none of its metrics gave a value; check its metric_list")
+            raise SmeltError("none of its metrics gave a number for these items; fix the task or remove it")
         return results
 
 
@@ -355,9 +370,14 @@ def _twice(name: str, tasks: dict[str, Any], loaded: dict[str, Any]) -> str | No
     """A sentence if another file's task has the same name, which one of both would lose."""
     for task in tasks:
         before, now = (each.get(task) for each in (loaded, tasks))
-        if before is not None and definition_of(before) != definition_of(now):
+        if before is not None and [definition_of(before), _items(before)] != [definition_of(now), _items(now)]:
             return f"{name}: its task {task!r} is called as another one that is asked for; rename one of them"
     return None
+
+
+def _items(task: Any) -> str:
+    """A digest of a task's items."""
+    return digest([str(doc) for doc in task.eval_docs])
 
 
 def _unsafe(tasks: dict[str, Any]) -> str | None:

@@ -90,7 +90,7 @@ class EngineShare:
         kept = model.kept(BY_NAME[config.kv_dtype].torch_dtype(model.dtype))
         with each_loaded(world):
             _check_cache(model, kept, config)
-        with each_loaded(world):  # in which the ranks compute together
+        with each_loaded(world, together=True):
             found = reserve(model, config, max_length=length, kv_dtype=kept, drafter=draft_model)
         reservation = found.of_blocks(least(world, found.blocks))
         if model.cache_scheme is not None:

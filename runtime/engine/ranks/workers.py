@@ -125,12 +125,19 @@ def received(ranks: Ranks) -> StepMessage | StatesMessage | None:
 
 
 @contextmanager
-def each_loaded(ranks: Ranks) -> Iterator[None]:
-    """If some rank fails within, all do, and say why."""
+def each_loaded(ranks: Ranks, *, together: bool = False) -> Iterator[None]:
+    """If some rank fails within, all do, and say why.
+
+    Args:
+        ranks: all of them.
+        together: whether they compute together within. A failure amid that ends the process, so that the others do not wait for it.
+    """
     own: Exception | None = None
     try:
         yield
     except Exception as error:  # without memory, for one: the others wait for what this one would have said
+        if together and not isinstance(error, SmeltError):
+            raise
         own = error
     kind = "" if own is None or isinstance(own, SmeltError) else f"{type(own).__name__}: "
     said = ranks.gather_data(None if own is None else f"{kind}{own}")

@@ -14,11 +14,11 @@ class HowChosen(Protocol):
     top_p: float | None
 
 
-def chosen(request: HowChosen, defaults: Mapping[str, float]) -> dict[str, Any]:
+def chosen(request: HowChosen | None, defaults: Mapping[str, float]) -> dict[str, Any]:
     """Fields of the engine's parameters.
 
     Args:
-        request: whose fields come first.
+        request: whose fields come first; None for the defaults alone.
         defaults: the model's.
     """
 

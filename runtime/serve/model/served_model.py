@@ -25,6 +25,7 @@ from ..constraints.compiler import Compiler
 from ..constraints.grammar import Grammar
 from ..http.errors import ApiError, busy, refused, too_long
 from .answer_format import AnswerFormat, AnswerOptions
+from .choosing import chosen
 from .observer import Observer
 
 
@@ -78,6 +79,12 @@ class ServedModel:
         self.format = AnswerFormat.of(self.tokenizer, self.options.tool_call_parser)
         if self.options.generation_config == "auto":
             self._defaults = ModelDirectory(self.name, self.path).sampling_defaults()
+            try:
+                SamplingParams(**chosen(None, self._defaults))
+            except SmeltError as problem:
+                raise SmeltError(
+                    f"{self.path / 'generation_config.json'}: {problem}; correct it, or start with --generation-config none"
+                ) from None
 
     def variant(self, adapter: str) -> ServedModel:
         """The same model with an adapter that its engine has loaded, under the adapter's name."""

@@ -112,7 +112,7 @@ class Completions:
         choices = []
         for number, output in enumerate(outputs):
             for delta in Deltas().of(output):
-                choice = self._choice(number, output, delta, echoes=self._request.echo, offset=0)
+                choice = self._choice(number, output, delta)
                 if self._request.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = self._texts.vllm(
                         output.prompt_logprobs or [], self._request.prompt_logprobs
@@ -131,8 +131,8 @@ class Completions:
         async for number, output in self.running.outputs():
             for delta in deltas[number].of(output):
                 key = number, delta.index
-                echoes = self._request.echo and key not in offsets
-                choice = self._choice(number, output, delta, echoes=echoes, offset=offsets.get(key, 0))
+                begins = key not in offsets
+                choice = self._choice(number, output, delta, begins=begins, offset=offsets.get(key, 0))
                 offsets[key] = offsets.get(key, 0) + len(choice["text"])
                 chunk: dict[str, Any] = {**self._head, "choices": [choice]} | backend(output)
                 if options is not None and options.continuous_usage_stats:
@@ -150,7 +150,10 @@ class Completions:
     def _only_echo(self) -> bool:
         return self._request.max_tokens == 0
 
-    def _choice(self, number: int, output: RequestOutput, delta: Delta, *, echoes: bool, offset: int) -> dict[str, Any]:
+    def _choice(
+        self, number: int, output: RequestOutput, delta: Delta, *, begins: bool = True, offset: int = 0
+    ) -> dict[str, Any]:
+        echoes = begins and self._request.echo
         tokens, logprobs, text = delta.tokens, delta.logprobs, delta.text
         first: Sequence[TokenLogprobs | None] = logprobs
         if self._only_echo:
@@ -168,7 +171,9 @@ class Completions:
         if isinstance(delta.stopped_by, str) or (delta.stopped_by in (self._request.stop_token_ids or ())):
             choice["stop_reason"] = delta.stopped_by
         if self._request.return_token_ids:
-            choice |= {"token_ids": delta.tokens, "prompt_token_ids": output.prompt_tokens}
+            choice["token_ids"] = [] if self._only_echo else delta.tokens
+            if begins:
+                choice["prompt_token_ids"] = output.prompt_tokens
         return choice
 
     def _prompt_text(self, number: int, output: RequestOutput) -> str:

@@ -47,8 +47,8 @@ class StreamOptions(BaseModel):
         continuous_usage_stats: whether every chunk does.
     """
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
 
 
 # What clients of vLLM's and OpenAI's send that asks for nothing here.
@@ -98,7 +98,7 @@ class ChoosingFields(Fields, SchedulingFields):
 
         def asks(name: str, value: Any) -> bool:
             if value is None:  # of tokens that means as many as there is room for
-                return name == "max_tokens" or (name in known and known[name].is_required())
+                return name in known and (name == "max_tokens" or known[name].is_required())
             return name in known or not (name in _UNUSED or value in _NEUTRAL.get(name, ()))
 
         return {name: value for name, value in body.items() if asks(name, value)}
@@ -201,4 +201,4 @@ class SamplingFields(ChoosingFields):
     @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with the numbers of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)

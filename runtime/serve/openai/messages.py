@@ -37,7 +37,7 @@ class ToolCall(BaseModel):
 
     id: str | None = None
     index: int | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     function: CalledFunction
 
 
@@ -54,6 +54,8 @@ class ChatMessage(BaseModel):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
+    audio: None = None
+    function_call: None = None
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

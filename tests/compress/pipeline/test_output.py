@@ -139,6 +139,17 @@ def test_what_was_changed_meanwhile_is_noticed(recipe: Build, tiny: Callable[...
     run(recipe(model, top, group_size=32), fresh=True)
 
 
+def test_a_file_that_is_called_as_a_recipes_word_is_nothing_to_it(
+    small: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = small({"evaluate": False})
+    run(built)
+    monkeypatch.chdir(tmp_path)
+    for word in ("text", "train", "nearest"):
+        (tmp_path / word).write_text("something else")
+    run(built)
+
+
 def test_what_a_run_leaves_that_is_killed_as_it_ends_is_removed(small: Build, tmp_path: Path) -> None:
     run(small())
     left = tmp_path / "out" / "journal" / "step-0" / "block-00000.safetensors"

@@ -248,5 +248,5 @@ def test_without_ray_the_sentence_says_what_to_install(
     sweep_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SmeltError, match=r"pip install 'smelt\[ray\]'"):
+    with pytest.raises(SmeltError, match=r"pip install 'ray\[serve\]'"):
         run_sweep(Sweep.load(sweep_file({"evaluate": False}, grid={SCHEME: ["W8A16"]})), ray="local")

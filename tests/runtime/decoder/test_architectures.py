@@ -133,6 +133,11 @@ def test_dynamic_positions_are_unscaled_unless_longer_outputs_are_asked_for(tmp_
     with torch.no_grad():
         expected = model(torch.tensor([[*prompt, *found[:-1]]])).logits[0, len(prompt) - 1 :].argmax(-1)
     assert found == expected.tolist()
+    # Where little is left, or more is asked for, the scaled positions are there.
+    longer = [*prompt, *range(20, 31)]
+    assert len(engine.generate([longer], greedy)[0].completions[0].tokens) == 128 - len(longer)
+    least = SamplingParams(max_tokens=None, min_tokens=20, temperature=0)
+    assert len(engine.generate([prompt], least)[0].completions[0].tokens) >= 20
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "opt"])

@@ -230,7 +230,7 @@ def test_the_environment_names_the_service(engine: Engine, monkeypatch: pytest.M
 
 def test_what_is_not_installed_is_said(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(RuntimeProblem, match=r"pip install 'smelt\[otel\]'"):
+    with pytest.raises(RuntimeProblem, match=r"pip install opentelemetry-sdk"):
         Server(ServedModels([served(engine)]), ServerConfig(otlp_endpoint="http://localhost:4318/v1/traces"))
 
 

@@ -49,3 +49,4 @@ def test_where_it_cannot_be_used(
     found.chmod(0o777)
     assert cache_directory().name.startswith("smelt-")
     assert cache_directory() != found
+    assert cache_directory() == cache_directory()

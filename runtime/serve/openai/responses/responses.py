@@ -11,6 +11,7 @@ from typing import Any
 from ...http.errors import ApiError
 from ...http.sse import StreamForm, event
 from ...model.chat_prompt import ChatPrompt, chat_prompt
+from ...model.choosing import chosen
 from ...model.deltas import Delta, Deltas
 from ...model.running import Running
 from ...model.served_model import ServedModel
@@ -106,6 +107,7 @@ class Responses:
         form = None if request.text is None else request.text.format
         choice = request.tool_choice
         last: Status = "incomplete" if self._output.is_open else self._last
+        used = chosen(request, self._model.defaults)
         return {
             "id": self._name,
             "object": "response",
@@ -127,7 +129,7 @@ class Responses:
             "safety_identifier": request.safety_identifier,
             "service_tier": "default",
             "store": False,
-            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "temperature": used["temperature"],
             "text": {
                 "format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True),
                 "verbosity": (request.text and request.text.verbosity) or "medium",
@@ -135,7 +137,7 @@ class Responses:
             "tool_choice": (choice or "auto") if isinstance(choice, str | None) else choice.model_dump(),
             "tools": [tool.model_dump() for tool in request.tools or ()],
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "top_p": used["top_p"] if request.top_p is None else request.top_p,
             "truncation": "disabled",
             "usage": None if status == "in_progress" else self._usage(),
             "user": request.user,

@@ -168,6 +168,23 @@ def test_metrics_that_some_items_lack_are_those_of_the_others(lacking: str, mode
     assert found["acc"].data != tasks.data["mine"]
 
 
+def test_a_metric_that_is_in_one_part_only_is_kept(model: SmeltLM, tmp_path: Path) -> None:
+    """What is answered in parts, for a guarantee, may have its items in one of them."""
+    more = "process_results: !function code.score\ndoc_to_text: text\n"
+    path = _task(tmp_path, more)
+    lines = [{"text": "The sky is", "ends": [" blue", " qzx"], "right": right} for right in (0, 0, 1, 1)]
+    (tmp_path / "items.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "code.py").write_text(
+        "def score(doc, results):\n    return {'acc': 1.0, **({'rare': 0.5} if doc['right'] else {'nan': float('nan')})}\n"
+    )
+    tasks = Tasks.find([str(path)], trust_code=True)
+    parts = [tasks.run("mine", model, None, items) for items in ([0, 1], [2, 3])]
+    for ordered in (parts, parts[::-1]):
+        found = {each.metric: each for each in tasks.together("mine", *ordered)}
+        assert (found["acc"].items, found["rare"].items, found["rare"].value) == (4, 2, 0.5)
+        assert "nan" not in found
+
+
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
     paths = []
     for name, prompt in (("one", "text"), ("two", "Really {{ text }}")):
@@ -177,6 +194,12 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SmeltError, match="its task 'mine' is called as another one that is asked for; rename"):
         Tasks.find(paths)
     assert list(Tasks.find([paths[0], paths[0]]).loaded) == ["mine"]
+    other = tmp_path / "three"
+    other.mkdir()
+    copied = _task(other, "doc_to_text: 'text'\n")
+    (other / "items.jsonl").write_text('{"text": "Snow is", "ends": [" white", " qzx"], "right": 0}\n')
+    with pytest.raises(SmeltError, match="its task 'mine' is called as another one"):
+        Tasks.find([paths[0], str(copied)])
 
 
 def test_a_task_that_runs_what_the_model_writes_must_be_trusted(tmp_path: Path) -> None:

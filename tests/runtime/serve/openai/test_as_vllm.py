@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from smelt.runtime import Engine, EngineConfig, SamplingParams
 from smelt.runtime.serve.model.answer_format import AnswerOptions
 from smelt.runtime.serve.model.loader import ModelLoader
 from smelt.runtime.serve.openai.token_text import TokenText, piece_bytes
+from smelt.system.errors import SmeltError
 from transformers import AutoModelForCausalLM
 
 from ....tiny import SMELT_6M
@@ -81,14 +83,14 @@ def test_fields_that_clients_add_of_their_own_are_ignored(server: Serving) -> No
         "use_beam_search": False,
         "guided_json": None,
     }
-    stream = {"stream_options": {"include_usage": True, "include_obfuscation": False}}
+    stream = {"stream_options": {"include_usage": None, "include_obfuscation": False}}
     for content in ([part], ["Where is London?"]):
         found = _post(
             server, "chat/completions", messages=[{**message, "content": content}], **asked, **nothing, **stream
         )
         assert found["choices"][0]["message"] == plain
     arguments: dict[str, Any] = {"name": "f", "arguments": {"city": "Rome"}}
-    calls = [{"id": "1", "type": "function", "function": arguments, "extra_content": {}}]
+    calls = [{"id": "1", "type": None, "function": arguments, "extra_content": {}}]
     turns = [
         *MESSAGES,
         {"role": "assistant", "tool_calls": calls},
@@ -112,6 +114,7 @@ def test_a_stream_begins_with_the_first_token(engine: Engine) -> None:
     step = engine.step
 
     def stepped() -> Any:
+        time.sleep(0.3)  # in which a chunk that waits for no token would come
         order.append("step")
         return step()
 
@@ -125,7 +128,7 @@ def test_a_stream_begins_with_the_first_token(engine: Engine) -> None:
                         order.append("chunk")
     finally:
         del engine.step  # type: ignore[method-assign]
-    assert "step" in order[: order.index("chunk")]
+    assert order[0] == "step"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -139,9 +142,33 @@ def test_token_ids_are_returned_if_asked_for(path: str, stream: bool, server: Se
     bodies = [json.loads(line) for line in lines] if stream else [answer.json()]
     found = [token for body in bodies for choice in body["choices"] for token in choice.get("token_ids", [])]
     prompts = [body.get("prompt_token_ids") or body["choices"][0].get("prompt_token_ids") for body in bodies]
-    prompt = next(each for each in prompts if each)
+    assert [bool(each) for each in prompts] == [True] + [False] * (len(prompts) - 1)
+    prompt = prompts[0]
     wanted = engine.generate(prompt, SamplingParams(temperature=0, max_tokens=6))[0]
     assert found == wanted.completions[0].tokens
+
+
+def test_a_bad_generation_config_is_refused_when_the_model_is_loaded(makers_choice: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bad"
+    shutil.copytree(makers_choice, path)
+    said = json.loads((path / "generation_config.json").read_text())
+    for name, value, why in (
+        ("top_k", True, "top_k is True, not a number"),
+        ("min_p", 7, "min_p is 7; it must be from 0 to 1"),
+    ):
+        (path / "generation_config.json").write_text(json.dumps({**said, name: value}))
+        loader = ModelLoader(EngineConfig(quiet=True), 1)
+        with pytest.raises(SmeltError, match=rf"generation_config\.json: .*{why}|is not a valid generation config"):
+            loader.load("bad", path)
+
+
+def test_responses_say_how_tokens_were_chosen(makers_choice: Path) -> None:
+    options = AnswerOptions(chat_template="{{ messages[0].content }}")
+    config = EngineConfig(dtype="float32", quiet=True, max_sequences=4)
+    model = ModelLoader(config, 1, options).load("mine", makers_choice)
+    with serving([model]) as server:
+        assert _post(server, "responses", input="Hi", max_output_tokens=2)["temperature"] == 0.6
+        assert _post(server, "responses", input="Hi", max_output_tokens=2, temperature=0.1)["temperature"] == 0.1
 
 
 def test_ranks_are_those_of_the_vocabulary_or_not_known(server: Serving) -> None:
