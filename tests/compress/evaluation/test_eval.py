@@ -325,7 +325,7 @@ def test_an_interrupted_evaluation_is_partial_and_continues(
 
 @pytest.mark.slow
 def test_an_interrupt_ends_with_one_sentence_and_leaves_no_process(w4: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "smelt.compress.cli", "eval", str(w4), "--baseline", "builtin:smelt-6m"]
+    command = [sys.executable, "-m", "smelt.compress", "eval", str(w4), "--baseline", "builtin:smelt-6m"]
     command += ["--windows", "2", "--length", "32", "--samples", "0", "--output", str(tmp_path / "out")]
     command += ["--speed", "prompt=16,generate=900,concurrency=8,repeats=100"]
     # Tests that run in the background of a shell are started with interrupts ignored, which a child would inherit.
