@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from smelt.runtime.parallel.launch import FileStore
 
 if __name__ == "__main__":
     _, place, rank, count, _ = sys.argv[1:]
     FileStore(place, int(count)).set(f"smelt: rank {rank} is here", "")
+    time.sleep(1)  # in which the first rank sees that, and begins to connect
     os._exit(3)
