@@ -51,7 +51,7 @@ def measure(checkpoint: str, threads: int, repeats: int) -> dict[str, float]:
     from smelt.runtime import Engine, SamplingParams
 
     torch.set_num_threads(threads)
-    engine = Engine(checkpoint, share_prefixes=False, max_length=1024, max_sequences=8, quiet=True)
+    engine = Engine(checkpoint, enable_prefix_caching=False, max_model_len=1024, max_num_seqs=8, quiet=True)
     generator = torch.Generator().manual_seed(0)
 
     def generate(prompt: int, tokens: int, requests: int = 1) -> float:

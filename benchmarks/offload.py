@@ -31,8 +31,8 @@ def generate(model: Path, *, offloads: bool) -> dict[str, Any]:
     """What one process generates, and how fast."""
     from smelt.runtime import Engine, SamplingParams
 
-    options: dict[str, Any] = {"max_length": 128, "max_sequences": max(_LOADS), "kv_cache_bytes": 64 << 20}
-    engine = Engine(model, offload="disk" if offloads else None, quiet=True, share_prefixes=False, **options)
+    options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": max(_LOADS), "kv_cache_memory_bytes": 64 << 20}
+    engine = Engine(model, offload="disk" if offloads else None, quiet=True, enable_prefix_caching=False, **options)
     params = SamplingParams(temperature=0, max_tokens=_OUTPUT, ignore_eos=True)
     found: dict[str, Any] = {}
     for count in _LOADS:

@@ -41,7 +41,14 @@ def seconds(engine: Engine, prompt: int, requests: int, generated: int) -> float
 def measure(checkpoint: Path, repeats: int) -> dict[str, dict[str, float]]:
     """Tokens a second of each load, and the time with the promise over the time without."""
     engines = [
-        Engine(checkpoint, reproducible=each, max_sequences=8, share_prefixes=False, kv_cache_bytes=1 << 28, quiet=True)
+        Engine(
+            checkpoint,
+            reproducible=each,
+            max_num_seqs=8,
+            enable_prefix_caching=False,
+            kv_cache_memory_bytes=1 << 28,
+            quiet=True,
+        )
         for each in (False, True)
     ]
     found = {}

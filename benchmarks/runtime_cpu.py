@@ -80,7 +80,7 @@ class Smelt:
     def __init__(self, checkpoint: Path, longest: int) -> None:
         from smelt.runtime import Engine
 
-        self.engine = Engine(checkpoint, share_prefixes=False, max_length=longest + GENERATED, quiet=True)
+        self.engine = Engine(checkpoint, enable_prefix_caching=False, max_model_len=longest + GENERATED, quiet=True)
         self._seeds = iter(range(10**6))
 
     def prefill(self, length: int) -> float:

@@ -88,9 +88,9 @@ def main() -> None:
 
 
 def _compared(folder: Path, calibrated: Calibration, busy: float, burstiness: float) -> dict[str, Any]:
-    engine = Engine(folder, max_sequences=32, share_prefixes=False, quiet=True, max_length=_LONGEST)
+    engine = Engine(folder, max_num_seqs=32, enable_prefix_caching=False, quiet=True, max_model_len=_LONGEST)
     size = model_size(ModelDirectory(folder.name, folder))
-    options = SimulatedEngine(engine.reservation.blocks, max_sequences=32)
+    options = SimulatedEngine(engine.reservation.blocks, max_num_seqs=32)
     arrivals = _arrivals(size, options, calibrated, busy, burstiness)
     first, again = (EngineRun.of(engine, arrivals).served for _ in range(2))
     result = simulate(arrivals, options, calibrated.cost(size))

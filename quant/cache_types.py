@@ -21,7 +21,7 @@ class CacheType:
     """A number format of the cache.
 
     Attributes:
-        name: its name in ``kv_dtype``, and in recipes if it is quantized.
+        name: its name in ``kv_cache_dtype``, and in recipes if it is quantized.
         dtype: torch's name of the dtype, unique to this row; None for the compute dtype.
         kind: its name in the Triton kernels.
         limit: the value that a row's largest magnitude is scaled to; None for no scale. All others have a float32
@@ -35,7 +35,7 @@ class CacheType:
         operators: the operators that support it.
         native: its number in the compiled CPU kernels (``kernels.h``); None if they do not support it.
         holds: whether it stores a checkpoint's codes of its type, of any bits.
-        selectable: whether recipes and ``kv_dtype`` accept it; if not, some GPUs use it to store another.
+        selectable: whether recipes and ``kv_cache_dtype`` accept it; if not, some GPUs use it to store another.
     """
 
     name: str

@@ -31,7 +31,7 @@ def names_for(operators: OperatorsName) -> list[str]:
 
 
 def kv_dtype_help() -> str:
-    """The help of the option ``--kv-dtype``."""
+    """The help of the option ``--kv-cache-dtype``."""
     everywhere = [name for name in names_for("gpu") if set(BY_NAME[name].operators) == set(EVERYWHERE)]
     only_gpu = [name for name in names_for("gpu") if name not in everywhere]
     return f"How keys and values are kept: {', '.join(everywhere)}; on a GPU also {', '.join(only_gpu)}."

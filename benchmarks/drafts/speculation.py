@@ -77,9 +77,9 @@ def opened(pair: Pair, **options: Any) -> Engine:
         pair.model,
         drafter=pair.drafter,
         quiet=True,
-        max_length=PROMPT + OUTPUT,
-        max_sequences=32,
-        token_budget=512,
+        max_model_len=PROMPT + OUTPUT,
+        max_num_seqs=32,
+        max_num_batched_tokens=512,
         **options,
     )
 

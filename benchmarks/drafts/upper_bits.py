@@ -60,8 +60,8 @@ def main() -> None:
         checkpoint,
         drafter="nested",
         upper_bits_at=10**6,
-        max_sequences=max(LOADS),
-        max_length=PROMPT + OUTPUT,
+        max_num_seqs=max(LOADS),
+        max_model_len=PROMPT + OUTPUT,
         quiet=True,
     )
     engine.drafting = engine.scheduler.drafting = None

@@ -149,7 +149,7 @@ def _engines(target: Target, note: Callable[[Launch], None]) -> None:
     from .meta_model import FORMATS, executor_on_meta, meta_stands_for
     from .random_checkpoints import LLAMA, QWEN
 
-    limits = {"max_sequences": 64, "token_budget": 2048, "max_length": 1024}
+    limits = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 1024}
     for size in (LLAMA, QWEN):
         for stored in FORMATS:
             for cache in BY_NAME.values():

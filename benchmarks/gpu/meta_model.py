@@ -177,9 +177,9 @@ def executor_on_meta(
     target: Target,
     kept: torch.dtype,
     *,
-    max_sequences: int,
-    token_budget: int,
-    max_length: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
     changes: Changes | None = None,
 ) -> GpuExecutor:
     """An engine's executor for such a model, which lays out steps as on a GPU; call it inside :func:`meta_stands_for`.
@@ -187,11 +187,15 @@ def executor_on_meta(
     Args:
         size, stored, target, changes: of the model.
         kept: what keys and values are kept as.
-        max_sequences, token_budget, max_length: the limits of a step and of a sequence.
+        max_num_seqs, max_num_batched_tokens, max_model_len: the limits of a step and of a sequence.
     """
     model = model_on_meta(size, stored, target, changes)
-    store: Any = model.keys_values(max_sequences * -(-max_length // _BLOCK), _BLOCK, kept)
-    limits = {"max_sequences": max_sequences, "token_budget": token_budget, "max_length": max_length}
+    store: Any = model.keys_values(max_num_seqs * -(-max_model_len // _BLOCK), _BLOCK, kept)
+    limits = {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
+    }
     return GpuExecutor(model, store, frozenset(), 0, **limits, graphs=False)
 
 

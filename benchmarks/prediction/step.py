@@ -137,9 +137,9 @@ def step_of(asked: Asked, changes: Changes | None = None) -> DecodeStep:
             asked.stored,
             TARGET,
             CACHES[asked.cache],
-            max_sequences=sequences,
-            token_budget=sequences,
-            max_length=context,
+            max_num_seqs=sequences,
+            max_num_batched_tokens=sequences,
+            max_model_len=context,
             changes=changes,
         )
         with noted(recorder.launches.append), recorder:

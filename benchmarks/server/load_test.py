@@ -60,7 +60,7 @@ class Ask:
 def asks() -> list[Ask]:
     """Requests of ragged lengths, and what the engine alone answers."""
     draw = random.Random(0)
-    engine = Engine(find_checkpoint(_MODEL).path, dtype="float32", quiet=True, share_prefixes=False)
+    engine = Engine(find_checkpoint(_MODEL).path, dtype="float32", quiet=True, enable_prefix_caching=False)
     found = []
     for _ in range(_PROMPTS):
         prompt = [draw.randrange(5, 4000) for _ in range(draw.choice([1, 8, 40, 150, 400, 700]))]
@@ -186,7 +186,7 @@ def main() -> None:
     minutes = parser.parse_args().minutes
     print("answers of the engine alone")
     known = asks()
-    with smelt_server(_MODEL, "--dtype", "float32", "--max-sequences", "64") as server:
+    with smelt_server(_MODEL, "--dtype", "float32", "--max-num-seqs", "64") as server:
         idle = {"memory": server.memory, "descriptors": server.descriptors}
         counts, seen = asyncio.run(_load(server, known, minutes))
         time.sleep(2)

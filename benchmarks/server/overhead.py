@@ -98,7 +98,7 @@ async def _all(clients: Callable[[int], Awaitable[list[Ask]]], load: ClientLoad)
 def bare(model: str, load: ClientLoad) -> dict[str, float]:
     """The engine without HTTP."""
     path = find_checkpoint(model).path
-    engine = in_own_thread(lambda: Engine(path, max_sequences=load.many, quiet=True))
+    engine = in_own_thread(lambda: Engine(path, max_num_seqs=load.many, quiet=True))
 
     async def ask(prompt: list[int], output: int) -> tuple[float, float]:
         first = 0.0
@@ -114,7 +114,7 @@ def bare(model: str, load: ClientLoad) -> dict[str, float]:
 
 def served(model: str, load: ClientLoad, streams: bool, *options: str) -> dict[str, float]:
     """The server."""
-    with smelt_server(model, "--max-sequences", str(load.many), *options) as server:
+    with smelt_server(model, "--max-num-seqs", str(load.many), *options) as server:
         parts = urlsplit(server.url)
 
         async def clients(count: int) -> list[Ask]:

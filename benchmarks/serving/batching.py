@@ -23,7 +23,7 @@ def iterations(study: Study) -> list[Row]:
             arrivals = study.random("fixed:512", outputs, 1000, longest=_LONGEST)
             lengths = [each.output for each in arrivals]
             static, orca = (
-                simulate(arrivals, reserved(positions, _LONGEST, policy=policy, token_budget=8192), cost)
+                simulate(arrivals, reserved(positions, _LONGEST, policy=policy, max_num_batched_tokens=8192), cost)
                 for policy in ("static", "orca")
             )
             rows.append(

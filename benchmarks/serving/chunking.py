@@ -32,8 +32,8 @@ class SaturatedSteps(Replica):
 
     def begin(self, now: float) -> tuple[StepPlan, StepWork]:
         """Schedule a step, and count it."""
-        scheduler, budget = self.scheduler, self.engine.token_budget
-        places = self.engine.max_sequences - len(scheduler.running)
+        scheduler, budget = self.scheduler, self.engine.max_num_batched_tokens
+        places = self.engine.max_num_seqs - len(scheduler.running)
         free = scheduler.cache.free - len(scheduler.running)
         wanted = sum(each.remaining for each in scheduler.running)
         for each in islice(scheduler.waiting, max(0, places)):
@@ -60,10 +60,10 @@ def chunks(study: Study) -> list[Row]:
     rows = []
     for load, arrivals, places in loads:
         cost = cost_of(LLAMA_3_8B, A100)
-        engine = SimulatedEngine(blocks_of(LLAMA_3_8B, A100), max_sequences=places)
+        engine = SimulatedEngine(blocks_of(LLAMA_3_8B, A100), max_num_seqs=places)
         most: float | None = None
         for policy, budget in [*ways, *more]:
-            options = replace(engine, policy=policy, token_budget=budget)
+            options = replace(engine, policy=policy, max_num_batched_tokens=budget)
             full = _served(at_once(arrivals), options, cost)
             found = SimulationResult.of(policy, [full])
             most = most or _BUSY * len(arrivals) / found.seconds

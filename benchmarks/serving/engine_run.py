@@ -56,7 +56,7 @@ class EngineRun:
     @classmethod
     def of(cls, engine: Engine, arrivals: Sequence[Arrival]) -> SimulationResult:
         """Serve requests, after some others for which buffers are allocated."""
-        short = Arrival(0.0, min(100, engine.max_length // 2), 8)
+        short = Arrival(0.0, min(100, engine.max_model_len // 2), 8)
         cls(engine).serve([short] * _WARM)
         run = cls(engine)
         run.serve(arrivals)

@@ -41,7 +41,7 @@ def disaggregation(study: Study) -> list[Row]:
     rows = []
     for load, arrivals in loads.items():
         for text, policy, budget in _PLACEMENTS:
-            engine = SimulatedEngine(blocks, policy=policy, token_budget=budget, max_sequences=256)
+            engine = SimulatedEngine(blocks, policy=policy, max_num_batched_tokens=budget, max_num_seqs=256)
             placement = Placement.parse(text)
             met: dict[str, list[float]] = {name: [] for name in _LIMITS}
             for rate in _RATES:
@@ -99,7 +99,7 @@ def bubbles(study: Study) -> list[Row]:
         send = LLAMA_13B.hidden * LLAMA_13B.itemsize / _LINK
         for load, arrivals in loads.items():
             for policy, budget in (("orca", 4096), ("fcfs", 512), ("sarathi", 512)):
-                engine = SimulatedEngine(blocks, policy=policy, token_budget=budget, max_sequences=32)
+                engine = SimulatedEngine(blocks, policy=policy, max_num_batched_tokens=budget, max_num_seqs=32)
                 found, idle = simulate_pipeline(arrivals, engine, costs, send=send)
                 rows.append(
                     {
@@ -145,7 +145,7 @@ def multiplexing(study: Study) -> list[Row]:
 def _completion(arrivals: list[tuple[int, Arrival]], *, split: bool) -> Distribution:
     """From arrival to the last token, with each model on a device of its own or split over both."""
     device = device_of(A100)
-    one = SimulatedEngine(blocks_of(LLAMA_13B, A100), policy="orca", token_budget=2048, max_sequences=_BATCH)
+    one = SimulatedEngine(blocks_of(LLAMA_13B, A100), policy="orca", max_num_batched_tokens=2048, max_num_seqs=_BATCH)
     if not split:
         pipelines = [Pipeline([Lane(Replica(one), [cost_of(LLAMA_13B, A100)], model)]) for model in (0, 1)]
         for model, pipeline in enumerate(pipelines):
@@ -153,7 +153,7 @@ def _completion(arrivals: list[tuple[int, Arrival]], *, split: bool) -> Distribu
     else:
         stages = [device.cost(LLAMA_13B, layers=0.5, head=i == 1) for i in (0, 1)]
         # Two batches of each model may be under way, each with its share of the memory of both devices.
-        half = replace(one, blocks=one.blocks // 2, max_sequences=_BATCH)
+        half = replace(one, blocks=one.blocks // 2, max_num_seqs=_BATCH)
         lanes = [Lane(Replica(half), stages, model) for model in (0, 1) for _ in range(2)]
         send = LLAMA_13B.hidden * LLAMA_13B.itemsize / _LINK
         pipelines = [Pipeline(lanes, send)]

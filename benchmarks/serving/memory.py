@@ -43,8 +43,12 @@ def waste(study: Study) -> list[Row]:
     for load, arrivals, size, positions, longest in loads:
         cost = cost_of(size, A100)
         ways: list[tuple[str, int, SimulatedEngine]] = [
-            ("static, reserved", longest, reserved(positions, longest, policy="static", token_budget=8192)),
-            ("iteration-level, reserved", longest, reserved(positions, longest, policy="orca", token_budget=8192)),
+            ("static, reserved", longest, reserved(positions, longest, policy="static", max_num_batched_tokens=8192)),
+            (
+                "iteration-level, reserved",
+                longest,
+                reserved(positions, longest, policy="orca", max_num_batched_tokens=8192),
+            ),
         ]
         ways += [("blocks", block, paged(positions, block, max_tokens=None)) for block in (1, 16, 32, 64, 128, 256)]
         for way, block, engine in ways:
@@ -85,9 +89,9 @@ def paging(study: Study) -> list[Row]:
     rows = []
     for load, arrivals, size, positions, longest, places, cited in loads:
         cost = cost_of(size, A100)
-        before = simulate(arrivals, reserved(positions, longest, policy="orca", token_budget=8192), cost)
+        before = simulate(arrivals, reserved(positions, longest, policy="orca", max_num_batched_tokens=8192), cost)
         engine = paged(
-            positions, _BLOCK, policy="orca", token_budget=8192, max_sequences=places, max_tokens=longest // 2
+            positions, _BLOCK, policy="orca", max_num_batched_tokens=8192, max_num_seqs=places, max_tokens=longest // 2
         )
         after = simulate(arrivals, engine, cost)
         rows.append(
@@ -134,7 +138,7 @@ def saved_by_sharing(arrivals: list[Arrival], replaced: float) -> float:
     shared = apart = 0
     for arrival in arrivals:
         most = _SAMPLES * (arrival.prompt + arrival.output) // _BLOCK + 2 * _SAMPLES
-        cache = BlockCache(most, _BLOCK, share_prefixes=False)
+        cache = BlockCache(most, _BLOCK, enable_prefix_caching=False)
         first: list[int] = []
         cache.grow(first, 0, arrival.prompt)
         held = [first, *(cache.fork(first) for _ in range(_SAMPLES - 1))]

@@ -65,14 +65,14 @@ class Way:
         model = find_model(MODEL)
         bytes_each = model_size(model).kv_bytes
         return Engine(
-            model.path, block_size=self.block, max_length=_LONGEST, share_prefixes=False, quiet=True,
-            kv_cache_bytes=int(_PLACES * _LONGEST * bytes_each), **self.options,
+            model.path, block_size=self.block, max_model_len=_LONGEST, enable_prefix_caching=False, quiet=True,
+            kv_cache_memory_bytes=int(_PLACES * _LONGEST * bytes_each), **self.options,
         )  # fmt: skip
 
     def simulated(self) -> SimulatedEngine:
         """The same on a virtual clock."""
         # An engine takes no more memory than its sequences can fill.
-        places = min(_PLACES, self.options["max_sequences"])
+        places = min(_PLACES, self.options["max_num_seqs"])
         return SimulatedEngine(places * _LONGEST // self.block, block_size=self.block, **self.options)
 
 
@@ -97,13 +97,13 @@ Claim = Callable[[EngineStudy], list[Row]]
 def reserved(policy: str) -> Way:
     """Each sequence reserves the maximum length."""
     names = {"static": "static, reserved", "orca": "iteration-level, reserved"}
-    options = {"policy": policy, "admission": "immediate", "max_sequences": _PLACES, "token_budget": _WHOLE}
+    options = {"policy": policy, "admission": "immediate", "max_num_seqs": _PLACES, "max_num_batched_tokens": _WHOLE}
     return Way(names[policy], options, _LONGEST)
 
 
 def blocks(size: int) -> Way:
     """Blocks on demand, scheduled as Orca does."""
-    return Way(f"blocks of {size}", {"policy": "orca", "max_sequences": 64, "token_budget": _WHOLE}, size)
+    return Way(f"blocks of {size}", {"policy": "orca", "max_num_seqs": 64, "max_num_batched_tokens": _WHOLE}, size)
 
 
 def memory(given: EngineStudy) -> list[Row]:
@@ -137,7 +137,7 @@ def chunks(given: EngineStudy) -> list[Row]:
     ):
         arrivals = given.study.random(prompts, outputs, 40, rate=1.0, longest=_LONGEST)
         ways = [
-            Way(f"{policy}, {budget:,}", {"policy": policy, "token_budget": budget, "max_sequences": 16})
+            Way(f"{policy}, {budget:,}", {"policy": policy, "max_num_batched_tokens": budget, "max_num_seqs": 16})
             for policy, budget in (
                 ("prefill_first", _WHOLE), ("orca", _WHOLE), ("fcfs", 64), ("fcfs", 128), ("sarathi", 128),
             )
@@ -158,7 +158,7 @@ def feedback(given: EngineStudy) -> list[Row]:
         ("long prompts, equal outputs", "lognormal:400,0.5", "fixed:60", 0.5),
     ):
         arrivals = given.study.random(prompts, outputs, 150, rate=1.0, longest=_LONGEST)
-        ways = [Way(policy, {"policy": policy, "max_sequences": 4}) for policy in ("fcfs", "mlfq")]
+        ways = [Way(policy, {"policy": policy, "max_num_seqs": 4}) for policy in ("fcfs", "mlfq")]
         found = EngineRun.of(ways[0].engine(), at_once(arrivals)).served
         capacity = 4 * len(found) / sum(each.ended - each.started for each in found)
         rows += _rows(f"{load}, {busy:.0%} load", ways, at_rate(arrivals, busy * capacity), given)
@@ -174,7 +174,7 @@ def sharing(given: EngineStudy) -> list[Row]:
         ("prompts of 350, outputs of 169", "lognormal:350,0.5", "lognormal:169,0.9"),
     ):
         arrivals = given.study.random(prompts, outputs, 60, longest=_LONGEST)
-        engine = Way("sharing", {"max_sequences": 8}).engine()
+        engine = Way("sharing", {"max_num_seqs": 8}).engine()
         ids = engine.tokenizer(text)["input_ids"]
         for what, params in (("4 samples", {"n": 4}), ("4 beams", {"beam_width": 4})):
             used = apart = 0
@@ -203,7 +203,7 @@ def swaps(given: EngineStudy) -> list[Row]:
     """Swapping or computing again: two copies of a sequence's blocks beside the step that computes its tokens."""
     rows = []
     for block in (4, 16, 64, 256):
-        way = Way("swaps", {"max_sequences": 1, "token_budget": _LONGEST}, block)
+        way = Way("swaps", {"max_num_seqs": 1, "max_num_batched_tokens": _LONGEST}, block)
         engine = way.engine()
         store = engine.model.keys_values(_LONGEST // block, block, engine.model.dtype)
         host = HostBlocks(store, _LONGEST // block)

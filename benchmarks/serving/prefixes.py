@@ -32,7 +32,7 @@ def turns(study: Study) -> list[Row]:
     fits = blocks_of(LLAMA_3_8B, A100)
     transfer = transfers(LLAMA_3_8B, A100, _TRANSFER)
     cost = SwapCost(cost_of(LLAMA_3_8B, A100), transfer)
-    large, small = SimulatedEngine(fits, max_sequences=128), SimulatedEngine(fits // 4, max_sequences=128)
+    large, small = SimulatedEngine(fits, max_num_seqs=128), SimulatedEngine(fits // 4, max_num_seqs=128)
     host = replace(small, host_blocks=2 * fits, transfer=transfer)
     rows = []
     for way, engine, load in (
@@ -105,7 +105,7 @@ def mooncake(study: Study) -> list[Row]:
             SimulatedEngine(fits, host_blocks=int(2e12 / transfer.block_bytes), transfer=transfer), arrivals,
         ),
     ):  # fmt: skip
-        options = replace(engine, block_size=block, max_sequences=256, token_budget=8192)
+        options = replace(engine, block_size=block, max_num_seqs=256, max_num_batched_tokens=8192)
         found = simulate(load, options, SwapCost(plain, transfer))
         rows.append(
             {

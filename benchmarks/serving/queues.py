@@ -87,7 +87,7 @@ def equal_latency(study: Study) -> list[Row]:
 
 def _engine(policy: str, *, host: bool) -> tuple[SimulatedEngine, SwapCost]:
     transfer = transfers(LLAMA_13B, A100, _TRANSFER)
-    engine = SimulatedEngine(PAPER_POSITIONS // 16, policy=policy, max_sequences=_PLACES, max_tokens=2048)
+    engine = SimulatedEngine(PAPER_POSITIONS // 16, policy=policy, max_num_seqs=_PLACES, max_tokens=2048)
     if host:
         engine = replace(engine, host_blocks=int(_HOST_BYTES / transfer.block_bytes), transfer=transfer)
     return engine, SwapCost(cost_of(LLAMA_13B, A100), transfer)

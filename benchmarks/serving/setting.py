@@ -147,13 +147,13 @@ def cost_of(size: ModelSize, device: str, *, tensor_parallel: int = 1) -> StepCo
 
 def paged(positions: int, block_size: int = 16, **options: Any) -> SimulatedEngine:
     """An engine with blocks on demand."""
-    return SimulatedEngine(positions // block_size, block_size=block_size, **{"max_sequences": 256, **options})
+    return SimulatedEngine(positions // block_size, block_size=block_size, **{"max_num_seqs": 256, **options})
 
 
 def reserved(positions: int, longest: int, **options: Any) -> SimulatedEngine:
     """An engine that reserves the maximum length for each sequence: one block holds all of it."""
     places = positions // longest
-    return SimulatedEngine(places, block_size=longest, admission="immediate", max_sequences=places, **options)
+    return SimulatedEngine(places, block_size=longest, admission="immediate", max_num_seqs=places, **options)
 
 
 def running(result: SimulationResult) -> float:

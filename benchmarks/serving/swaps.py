@@ -81,7 +81,7 @@ def _load(study: Study, size: ModelSize, prompt: int) -> list[Row]:
         row: Row = {"model": size.name, "prompt": prompt, "transfer": transfer_bytes, "requests": len(arrivals)}
         for mode in _MODES:
             engine = SimulatedEngine(
-                blocks, admission="immediate", max_sequences=64, host_blocks=50_000, transfer=transfer, max_tokens=4096
+                blocks, admission="immediate", max_num_seqs=64, host_blocks=50_000, transfer=transfer, max_tokens=4096
             )
             found = simulate(arrivals, replace(engine, swap=mode), cost)
             row[f"{mode}_rate"], row[f"{mode}_preemptions"], row[f"{mode}_swaps"] = (

@@ -122,7 +122,7 @@ class Judge:
         }
 
     def _written(self, directory: Path, temperature: float, seed: int) -> Tensor:
-        engine = Engine(directory, max_length=PROMPT + WRITTEN, memory_utilization=0.5, quiet=True)
+        engine = Engine(directory, max_model_len=PROMPT + WRITTEN, memory_utilization=0.5, quiet=True)
         params = [
             SamplingParams(max_tokens=WRITTEN, temperature=temperature, ignore_eos=True, seed=seed * 10_007 + i)
             for i in range(PROMPTS)

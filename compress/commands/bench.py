@@ -19,7 +19,7 @@ from .common.outcome import reporting_errors
 
 
 @reporting_errors
-@with_engine_options("share_prefixes")
+@with_engine_options("enable_prefix_caching")
 def bench(
     checkpoint: Annotated[
         str | None,
@@ -95,11 +95,13 @@ def bench(
         )
     if ablate:
         unused = {"--trace": trace is not None, "--concurrency": concurrency is not None}
-        unused |= {name: used for name, used in of_engines.items() if name not in ("--dtype", "--kv-dtype", "--device")}
+        unused |= {
+            name: used for name, used in of_engines.items() if name not in ("--dtype", "--kv-cache-dtype", "--device")
+        }
         _refuse(unused, "--ablate takes one step of a GPU apart")
-        return _ablate(checkpoint, prompt, output, engine.dtype, engine.kv_dtype, as_json)
-    most = max([engine.max_sequences, *loads])
-    config = replace(engine, max_sequences=most, share_prefixes=False)
+        return _ablate(checkpoint, prompt, output, engine.dtype, engine.kv_cache_dtype, as_json)
+    most = max([engine.max_num_seqs, *loads])
+    config = replace(engine, max_num_seqs=most, enable_prefix_caching=False)
     from ...models.directory.find import find_checkpoint
     from ...runtime.engine.engine import Engine
     from ...runtime.measure.bench import measure, table
@@ -112,7 +114,7 @@ def bench(
         output=output,
         concurrencies=loads,
         requests=requests,
-        trace=read_trace(trace, trace_requests, loaded.max_length) if trace else None,
+        trace=read_trace(trace, trace_requests, loaded.max_model_len) if trace else None,
         log=Progress(True).say,
     )
     print(json.dumps({"checkpoint": checkpoint, **found.as_data()}, indent=2) if as_json else table(found))
@@ -156,7 +158,7 @@ def _bench_server(
     return 0
 
 
-def _ablate(checkpoint: str, prompt: int, output: int, dtype: str, kv_dtype: str, as_json: bool) -> int:
+def _ablate(checkpoint: str, prompt: int, output: int, dtype: str, kv_cache_dtype: str, as_json: bool) -> int:
     from ...models.directory.find import find_checkpoint
     from ...runtime.measure.ablation import ablate, table
 
@@ -165,7 +167,7 @@ def _ablate(checkpoint: str, prompt: int, output: int, dtype: str, kv_dtype: str
         prompt=prompt,
         output=output,
         dtype=dtype,
-        kv_dtype=kv_dtype,
+        kv_cache_dtype=kv_cache_dtype,
         log=Progress(True).say,
     )
     print(json.dumps({"checkpoint": checkpoint, **found.as_data()}, indent=2) if as_json else table(found))

@@ -16,7 +16,7 @@ from .common.outcome import reporting_errors
 
 
 @reporting_errors
-@with_engine_options("max_sequences", "seed")
+@with_engine_options("max_num_seqs", "seed")
 def chat(
     checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
     temperature: Annotated[float, typer.Option(help="0 decodes greedily.")] = 0.7,
@@ -46,10 +46,10 @@ def chat(
     from ...runtime.engine.engine import Engine
 
     template = None if chat_template is None else given_template(chat_template)
-    loaded = Engine(find_checkpoint(checkpoint).path, replace(engine, max_sequences=1, seed=secrets.randbits(62)))
+    loaded = Engine(find_checkpoint(checkpoint).path, replace(engine, max_num_seqs=1, seed=secrets.randbits(62)))
     if template is not None and loaded.tokenizer is not None:
         loaded.tokenizer.chat_template = template
-    limit = min(max_tokens, max(1, loaded.max_length // 2))
+    limit = min(max_tokens, max(1, loaded.max_model_len // 2))
     if isinstance(sys.stdin, io.TextIOWrapper):  # input may be in any encoding
         sys.stdin.reconfigure(errors="replace")
     converse(

@@ -26,7 +26,7 @@ def plan(
         int | None, typer.Option(help="Tokens of a sequence; default: 4096, or the model's maximum.", min=1)
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences decoded together.", min=1, max=10**6)] = 8,
-    token_budget: Annotated[int, typer.Option(help="Prompt tokens in a step.", min=1)] = 512,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Prompt tokens in a step.", min=1)] = 512,
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,7 +76,7 @@ def plan(
         devices=devices,
         context=context,
         batch=batch,
-        token_budget=token_budget,
+        max_num_batched_tokens=max_num_batched_tokens,
         targets=parse_targets(target or []),
         schemes=tuple(scheme or ()),
     )

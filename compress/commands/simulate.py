@@ -44,12 +44,12 @@ def simulate(
     ] = "single",
     scheme: Annotated[str | None, typer.Option(help="Scheme of a plain model's linears, such as W4A16.")] = None,
     group_size: Annotated[int | None, typer.Option(help="The scheme's group size.")] = None,
-    kv_dtype: Annotated[str, typer.Option(help=kv_dtype_help())] = "auto",
-    max_sequences: Annotated[int, typer.Option(help="Sequences that run at once.", min=1)] = 256,
-    token_budget: Annotated[int, typer.Option(help="Tokens in a step.", min=1)] = 512,
+    kv_cache_dtype: Annotated[str, typer.Option(help=kv_dtype_help())] = "auto",
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.", min=1)] = 256,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in a step.", min=1)] = 512,
     block_size: Annotated[int, typer.Option(help="Positions in a cache block.", min=1)] = 16,
     memory_utilization: Annotated[float, typer.Option(help="Share of the memory to use.", min=0.06, max=1.0)] = 0.9,
-    max_length: Annotated[int | None, typer.Option(help="Leave out longer requests.", min=2)] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Leave out longer requests.", min=2)] = None,
     host_memory: Annotated[
         float, typer.Option(help="GB of host memory for swapped and evicted blocks.", min=0.0)
     ] = 0.0,
@@ -78,18 +78,20 @@ def simulate(
     begun = time.perf_counter()
     progress = Progress(True)
     scenario = Scenario(
-        size=model_size(find_configuration(model), scheme=named_scheme(scheme, group_size), kv_dtype=kv_dtype),
+        size=model_size(
+            find_configuration(model), scheme=named_scheme(scheme, group_size), kv_cache_dtype=kv_cache_dtype
+        ),
         device=device,
         placement=placement,
         policies=tuple(policy or ["fcfs"]),
         load=SimulatedLoad(
             trace=trace, prompts=prompts, outputs=outputs, arrivals=arrivals, requests=requests, rate=rate, seed=seed
         ),
-        max_sequences=max_sequences,
-        token_budget=token_budget,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         memory_utilization=memory_utilization,
-        max_length=max_length,
+        max_model_len=max_model_len,
         host_memory_bytes=int(host_memory * 1e9),
         swap=swap,
         transfer_bytes=int(transfer_mb * 1e6),

@@ -32,8 +32,8 @@ class DeployOptions:
         port: where the engine listens.
         tensor_parallel: GPUs that share each layer.
         replicas: engines that share the requests, where something distributes them.
-        max_length: the most tokens of a sequence; None for the model's own limit.
-        max_sequences: the most sequences at once; None for the engine's own choice.
+        max_model_len: the most tokens of a sequence; None for the model's own limit.
+        max_num_seqs: the most sequences at once; None for the engine's own choice.
         cpu: whether it runs without a GPU.
         claim: llm-d's volume claim that has the checkpoint.
 
@@ -47,8 +47,8 @@ class DeployOptions:
     port: int = 8000
     tensor_parallel: int = 1
     replicas: int = 1
-    max_length: int | None = None
-    max_sequences: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
     cpu: bool = False
     claim: str = "model-pvc"
 

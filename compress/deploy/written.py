@@ -50,8 +50,8 @@ def _arguments(engine: str, model: str, options: DeployOptions, parsers: Templat
     names = _VLLM if engine == "vllm" else _SGLANG
     found = [*begin, "--served-model-name", options.name, "--host", host, "--port", str(options.port)]
     for option, value in (
-        ("max_length", options.max_length),
-        ("max_sequences", options.max_sequences),
+        ("max_model_len", options.max_model_len),
+        ("max_num_seqs", options.max_num_seqs),
         ("tensor_parallel", options.tensor_parallel if options.tensor_parallel > 1 else None),
     ):
         if value is not None:
@@ -67,13 +67,13 @@ def _arguments(engine: str, model: str, options: DeployOptions, parsers: Templat
 
 
 _VLLM = {
-    "max_length": "--max-model-len",
-    "max_sequences": "--max-num-seqs",
+    "max_model_len": "--max-model-len",
+    "max_num_seqs": "--max-num-seqs",
     "tensor_parallel": "--tensor-parallel-size",
 }
 _SGLANG = {
-    "max_length": "--context-length",
-    "max_sequences": "--max-running-requests",
+    "max_model_len": "--context-length",
+    "max_num_seqs": "--max-running-requests",
     "tensor_parallel": "--tp-size",
 }
 
@@ -120,8 +120,8 @@ _RAY_HEAD = "Start with: pip install 'ray[llm]==2.60.0'; serve run THIS_FILE\nTh
 def _ray(checkpoint: Path, options: DeployOptions, parsers: TemplateParsers) -> dict[str, Any]:
     kwargs: dict[str, Any] = {}
     for name, value in (
-        ("max_model_len", options.max_length),
-        ("max_num_seqs", options.max_sequences),
+        ("max_model_len", options.max_model_len),
+        ("max_num_seqs", options.max_num_seqs),
         ("tensor_parallel_size", options.tensor_parallel if options.tensor_parallel > 1 else None),
     ):
         if value is not None:

@@ -97,9 +97,9 @@ def measure_drafts(
     options = replace(
         engine,
         drafter=drafter.name if drafter.path is None else str(drafter.path),
-        max_length=settings.prompt + settings.generate + 1,
-        max_sequences=max(1, *settings.concurrency),
-        share_prefixes=False,
+        max_model_len=settings.prompt + settings.generate + 1,
+        max_num_seqs=max(1, *settings.concurrency),
+        enable_prefix_caching=False,
         quiet=True,
     )
     progress.say(f"loading {subject.name} with its drafter")

@@ -96,7 +96,7 @@ class SubjectEngine:
             self._progress.say(f"loading {self._subject.name}")
             directory = self._subject.directory
             config = self._settings.engine(trust_remote_code=directory.trust_remote_code)
-            config = replace(config, max_sequences=_SEQUENCES)
+            config = replace(config, max_num_seqs=_SEQUENCES)
             with not_served():
                 self._engine = Engine(directory.path, share_of(config, self._beside))
         return self._engine

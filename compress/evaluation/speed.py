@@ -90,9 +90,9 @@ def measure_speed(
     options = asdict(
         replace(
             engine,
-            max_length=settings.prompt + settings.generate + 1,
-            max_sequences=max(1, *settings.concurrency),
-            share_prefixes=False,
+            max_model_len=settings.prompt + settings.generate + 1,
+            max_num_seqs=max(1, *settings.concurrency),
+            enable_prefix_caching=False,
             quiet=True,
         )
     )

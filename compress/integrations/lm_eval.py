@@ -55,7 +55,7 @@ class SmeltLM(TemplateLM):
         trust_remote_code: run the checkpoint's own Python.
         disable_tqdm: show no progress.
         batch_size, max_batch_size, device: lm-eval passes them; the engine batches by itself.
-        options: fields of :class:`EngineConfig`: ``dtype``, ``max_length``, ``max_sequences``, ``kv_dtype``, ``native`` and so on.
+        options: fields of :class:`EngineConfig`: ``dtype``, ``max_model_len``, ``max_num_seqs``, ``kv_cache_dtype``, ``native`` and so on.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SmeltLM(TemplateLM):
     @property
     def max_length(self) -> int:
         """The longest input."""
-        return self.engine.max_length
+        return self.engine.max_model_len
 
     @property
     def tokenizer_name(self) -> str:

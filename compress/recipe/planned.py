@@ -17,11 +17,11 @@ def planned_recipe(candidate: PlanCandidate, model: str, *, output: str = "runs/
         model: as recipes name it.
         output: where the recipe writes.
     """
-    scheme, cached = candidate.scheme, candidate.kv_dtype != "auto"
+    scheme, cached = candidate.scheme, candidate.kv_cache_dtype != "auto"
     steps: list[dict[str, Any]] = []
     if candidate.dropped:
         steps.append({"prune": {"structure": "blocks", "count": candidate.dropped}})
-    cache = {"kv_cache": candidate.kv_dtype} if cached else {}
+    cache = {"kv_cache": candidate.kv_cache_dtype} if cached else {}
     if scheme is not None:
         section: dict[str, Any] = {"scheme": scheme.name}
         if scheme.accepts_group_size:

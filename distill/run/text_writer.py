@@ -51,9 +51,9 @@ class Writer:
         try:
             config = EngineConfig(
                 dtype=str(dtype).removeprefix("torch."),
-                max_length=length,
-                max_sequences=at_once,
-                token_budget=max(512, at_once),
+                max_model_len=length,
+                max_num_seqs=at_once,
+                max_num_batched_tokens=max(512, at_once),
                 memory_utilization=0.5,
                 trust_remote_code=trust_remote_code,
                 device=str(device),

@@ -22,7 +22,7 @@ class BlockCache:
     Args:
         blocks: how many there are.
         block_size: positions in each.
-        share_prefixes: whether published blocks are found again.
+        enable_prefix_caching: whether published blocks are found again.
         host: slots in host memory, for blocks that are evicted or whose sequence is preempted.
 
     Attributes:
@@ -31,11 +31,11 @@ class BlockCache:
     """
 
     def __init__(
-        self, blocks: int, block_size: int, *, share_prefixes: bool = True, host: HostTier | None = None
+        self, blocks: int, block_size: int, *, enable_prefix_caching: bool = True, host: HostTier | None = None
     ) -> None:
         self.blocks = blocks
         self.block_size = block_size
-        self._share = share_prefixes
+        self._share = enable_prefix_caching
         self._empty = list(range(blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # published, without holders, oldest first
         self._holders = [0] * blocks

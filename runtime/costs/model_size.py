@@ -81,7 +81,7 @@ class ModelSize:
         other_bytes: of embeddings, norms and biases, which no step reads whole; 0 for a tied embedding.
         kv_elements: elements of keys and values of a position, over all layers.
         kv_heads: key-value heads, over all layers.
-        kv_dtype: how they are cached, as the engine's ``kv_dtype``.
+        kv_cache_dtype: how they are cached, as the engine's ``kv_cache_dtype``.
         itemsize: of the compute dtype.
         max_length: the most positions.
         windows: of layers that do not see all positions: how many they see, and these layers' share of keys and values.
@@ -98,7 +98,7 @@ class ModelSize:
     other_bytes: int
     kv_elements: int
     kv_heads: int
-    kv_dtype: str
+    kv_cache_dtype: str
     itemsize: int
     max_length: int
     windows: tuple[tuple[int, float], ...] = ()
@@ -117,7 +117,7 @@ class ModelSize:
     @property
     def kv_bytes(self) -> float:
         """Memory of a position's keys and values, scales included."""
-        return _kv_bytes(self.kv_elements, self.kv_heads, BY_NAME[self.kv_dtype], self.itemsize)
+        return _kv_bytes(self.kv_elements, self.kv_heads, BY_NAME[self.kv_cache_dtype], self.itemsize)
 
     @property
     def schemes(self) -> list[str]:
@@ -142,9 +142,9 @@ class ModelSize:
                 )
         return max((devices * -(-shared // devices) / shared for _, shared in self.heads), default=1.0)
 
-    def with_cache(self, kv_dtype: str) -> ModelSize:
+    def with_cache(self, kv_cache_dtype: str) -> ModelSize:
         """The same model with another cache."""
-        return replace(self, kv_dtype=kv_dtype)
+        return replace(self, kv_cache_dtype=kv_cache_dtype)
 
 
 def _kv_bytes(elements: int, heads: int, kind: CacheType, itemsize: int) -> float:
@@ -159,7 +159,7 @@ def model_size(
     *,
     scheme: Scheme | None = None,
     head: Scheme | None = None,
-    kv_dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
 ) -> ModelSize:
     """The sizes of a model, from its ``config.json``.
 
@@ -167,7 +167,7 @@ def model_size(
         directory: of a plain model, or of a checkpoint whose ``quantization_config`` says how it is stored.
         scheme: how the blocks' linears are to be stored instead.
         head: the same for the output head; unquantized if None, unless the checkpoint's is quantized.
-        kv_dtype: how keys and values are cached.
+        kv_cache_dtype: how keys and values are cached.
 
     Raises:
         SmeltError: the configuration is invalid, or the scheme does not fit its shapes.
@@ -179,8 +179,8 @@ def model_size(
     from ...models.structure.skeleton import Skeleton
     from ..decoder.architectures import spec_of
 
-    if kv_dtype not in BY_NAME:
-        raise RuntimeProblem(f"kv_dtype is {kv_dtype!r}; it must be {', '.join(BY_NAME)}")
+    if kv_cache_dtype not in BY_NAME:
+        raise RuntimeProblem(f"kv_cache_dtype is {kv_cache_dtype!r}; it must be {', '.join(BY_NAME)}")
     stored = directory.config_data().get("quantization_config")
     if stored is not None and scheme is not None:
         raise RuntimeProblem(
@@ -224,7 +224,7 @@ def model_size(
         rest * dtype.itemsize,
         2 * sum(spec.cached_heads) * spec.head_size,
         sum(spec.cached_heads),
-        kv_dtype,
+        kv_cache_dtype,
         dtype.itemsize,
         spec.max_length,
         _windows(spec),

@@ -195,7 +195,7 @@ class DecoderLoader:
         if not sums:
             raise RuntimeProblem(
                 f"{self.checkpoint.path}: the inputs of {name} cannot be divided between {ranks.count} ranks, as its groups are"
-                " of inputs that are not neighbours, or too large; use fewer ranks, or expert_parallel"
+                " of inputs that are not neighbours, or too large; use fewer ranks, or enable_expert_parallel"
             )
         outputs = ranks.bounds(layout.rows, _unit(layout.rows, layout.row_unit, ranks.count))
         mine = range(outputs[ranks.rank], outputs[ranks.rank + 1])

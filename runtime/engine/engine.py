@@ -105,7 +105,7 @@ class Engine:
     def _load(self, checkpoint: Path, config: EngineConfig, thread: EngineThread | None) -> None:
         place = RankPlace() if self._workers is None else self._workers.place
         share = EngineShare.load(checkpoint, config, place, log=self._log)
-        self.model, self.max_length, self.reservation = share.model, share.max_length, share.reservation
+        self.model, self.max_model_len, self.reservation = share.model, share.max_model_len, share.reservation
         self._store, self._host, self.cost = share.store, share.host, share.cost
         self._device = on_device_of(share.model)
         directory = share.opened.directory
@@ -140,13 +140,13 @@ class Engine:
         self.cache = BlockCache(
             self.reservation.blocks,
             config.block_positions,
-            share_prefixes=config.share_prefixes,
+            enable_prefix_caching=config.enable_prefix_caching,
             host=None if host is None else HostTier(host.slots),
         )
         self.scheduler = Scheduler(
             self.cache,
-            token_budget=config.token_budget,
-            max_sequences=config.max_sequences,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
             policy=POLICIES[config.policy](),
             admission=PeakAdmission(self.cache) if config.admission == "predicted" else None,
             swapping=swapping,
@@ -160,7 +160,7 @@ class Engine:
                 self.reservation.blocks,
                 self.ends,
                 self.config,
-                max_length=self.max_length,
+                max_model_len=self.max_model_len,
                 host=self._host,
             )
         return LookupDrafter() if self.config.drafter == LOOKUP else None
@@ -173,7 +173,7 @@ class Engine:
             self.ends,
             self.config,
             self._host,
-            self.max_length,
+            self.max_model_len,
             self._log,
             self._workers,
             self.drafter,
@@ -316,7 +316,7 @@ class Engine:
         Raises:
             RuntimeProblem: a pair cannot be scored (nothing was started), or the model's logits are NaN or infinite.
         """
-        groups = grouped(pairs, self.scheduler.max_sequences)
+        groups = grouped(pairs, self.scheduler.max_num_seqs)
         outputs = self._finish([self._new.of_scoring(group.context, group.continuations) for group in groups])
         found: dict[int, list[TokenScore]] = {}
         for group, output in zip(groups, outputs, strict=True):
@@ -399,7 +399,7 @@ class Engine:
             RuntimeProblem: the prompt is empty, too long, or has tokens outside the vocabulary.
         """
         self._check_prompt(tokens)
-        pieces = embedding(self._states([tokens], self.config.token_budget, adapter), pooling)
+        pieces = embedding(self._states([tokens], self.config.max_num_batched_tokens, adapter), pooling)
         while True:
             found = await self.loop.result(lambda: next(pieces))
             if found is not None:
@@ -407,8 +407,10 @@ class Engine:
 
     def _check_prompt(self, tokens: list[int]) -> None:
         problem = self._new.token_problem(tokens, "prompt")
-        if problem is None and len(tokens) > self.max_length:
-            problem = f"the prompt has {len(tokens)} tokens, more than the engine's max_length of {self.max_length}"
+        if problem is None and len(tokens) > self.max_model_len:
+            problem = (
+                f"the prompt has {len(tokens)} tokens, more than the engine's max_model_len of {self.max_model_len}"
+            )
         if problem:
             raise RuntimeProblem(problem)
 

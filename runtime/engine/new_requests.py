@@ -24,7 +24,7 @@ class Serving(Protocol):
     """The parts of an engine that say what it can serve."""
 
     tokenizer: Any
-    max_length: int
+    max_model_len: int
     model: Model
     cache: BlockCache
     scheduler: Scheduler
@@ -68,7 +68,7 @@ class NewRequests:
         problem = self._problem(tokens, params)
         if problem:
             raise RuntimeProblem(problem)
-        most = self._engine.max_length - len(tokens)
+        most = self._engine.max_model_len - len(tokens)
         if params.max_tokens is None:
             # A sequence that may grow longer would have other frequencies from its first token on.
             unscaled = self._engine.model.spec.unscaled_length
@@ -80,7 +80,7 @@ class NewRequests:
         if params.top_k > vocabulary or params.min_tokens > grows_to:
             least = min(params.min_tokens, grows_to)
             params = replace(params, top_k=min(params.top_k, vocabulary), min_tokens=least)
-        self._check_room(grows_to, "lower max_tokens or raise kv_cache_bytes")
+        self._check_room(grows_to, "lower max_tokens or raise kv_cache_memory_bytes")
         name = id if id is not None else f"request-{next(self._names)}"
         request = Request(name, tokens, params, grows_to, self._variant(grows_to) + salt, text, deadline=deadline)
         request.priority, request.predicted_tokens = options.get("priority", 0), options.get("predicted_tokens")
@@ -107,11 +107,11 @@ class NewRequests:
         problem = self.token_problem(context, "context")
         for continuation in continuations:
             problem = problem or self.token_problem(continuation, "continuation")
-        if problem is None and grows_to > self._engine.max_length:
-            problem = f"context and continuation have {grows_to + 1} tokens, more than the engine's max_length of {self._engine.max_length} plus one"
+        if problem is None and grows_to > self._engine.max_model_len:
+            problem = f"context and continuation have {grows_to + 1} tokens, more than the engine's max_model_len of {self._engine.max_model_len} plus one"
         if problem:
             raise RuntimeProblem(problem)
-        self._check_room(grows_to, "raise kv_cache_bytes or lower max_length")
+        self._check_room(grows_to, "raise kv_cache_memory_bytes or lower max_model_len")
         request = Request(f"request-{next(self._names)}", context, SamplingParams(), grows_to, self._variant(grows_to))
         request.sequences = [Sequence(request, i, list(context), expected) for i, expected in enumerate(continuations)]
         return request
@@ -137,17 +137,17 @@ class NewRequests:
         problem = self.token_problem(tokens, "prompt")
         if problem:
             return problem
-        if len(tokens) >= self._engine.max_length:
-            return f"the prompt has {len(tokens)} tokens, and the engine's max_length of {self._engine.max_length} leaves no room to continue it"
+        if len(tokens) >= self._engine.max_model_len:
+            return f"the prompt has {len(tokens)} tokens, and the engine's max_model_len of {self._engine.max_model_len} leaves no room to continue it"
         outside = [t for t in (*params.logit_bias, *params.stop_token_ids) if not 0 <= t < vocabulary]
         if outside:
             return f"logit_bias or stop_token_ids name token {outside[0]}, outside the vocabulary of {vocabulary}"
         if params.stop and self._engine.tokenizer is None:
             return "stop strings need a tokenizer, and the checkpoint has none; use stop_token_ids"
-        if params.sequences > self._engine.scheduler.max_sequences:
+        if params.sequences > self._engine.scheduler.max_num_seqs:
             return (
                 f"the request asks for {params.sequences} sequences at once, and the engine runs at most"
-                f" {self._engine.scheduler.max_sequences}; raise max_sequences"
+                f" {self._engine.scheduler.max_num_seqs}; raise max_num_seqs"
             )
         for field in ("logprobs", "prompt_logprobs"):
             if (getattr(params, field) or 0) > vocabulary:

@@ -13,24 +13,24 @@ from ..kernels.base.launch import overlapping
 from ..kernels.base.precompile import precompile_work
 
 
-def measured_activations(model: Model, token_budget: int, max_sequences: int, block_size: int) -> int:
+def measured_activations(model: Model, max_num_batched_tokens: int, max_num_seqs: int, block_size: int) -> int:
     """Bytes that the largest step needs besides weights and cache: the longest prompts, with logits for many tokens.
 
     Args:
         model: loaded.
-        token_budget: the most tokens of a step.
-        max_sequences: the most sequences of one.
+        max_num_batched_tokens: the most tokens of a step.
+        max_num_seqs: the most sequences of one.
         block_size: positions in a cache block.
     """
     device = model.device
-    longest = min(token_budget, model.spec.max_length)
+    longest = min(max_num_batched_tokens, model.spec.max_length)
     each = -(-longest // block_size)
     fusions = model.operators.fusions
     with on(device, partial(overlapping, fusions is None or fusions.overlap)):
-        store = model.keys_values(-(-token_budget // longest) * each, block_size, model.dtype)
-        runs, wanted = list[Run](), min(max_sequences, token_budget)
-        for i, begin in enumerate(range(0, token_budget, longest)):
-            count = min(longest, token_budget - begin)
+        store = model.keys_values(-(-max_num_batched_tokens // longest) * each, block_size, model.dtype)
+        runs, wanted = list[Run](), min(max_num_seqs, max_num_batched_tokens)
+        for i, begin in enumerate(range(0, max_num_batched_tokens, longest)):
+            count = min(longest, max_num_batched_tokens - begin)
             mine = list(range(i * each, (i + 1) * each))
             runs.append(Run([0] * count, 0, mine, count, min(wanted, count)))
             wanted -= runs[-1].wants

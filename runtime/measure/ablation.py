@@ -73,7 +73,7 @@ def ablate(
     prompt: int,
     output: int,
     dtype: str,
-    kv_dtype: str,
+    kv_cache_dtype: str,
     log: Log,
 ) -> Ablation:
     """Count a checkpoint's steps without each fusion, and time them if there is a GPU.
@@ -83,7 +83,7 @@ def ablate(
         prompt: tokens of the prompt.
         output: tokens generated where a step is timed.
         dtype: compute dtype; float32 has no kernels for its linears.
-        kv_dtype: KV cache dtype where a step is timed.
+        kv_cache_dtype: KV cache dtype where a step is timed.
         log: gets messages for the user.
     """
     timed = torch.cuda.is_available()
@@ -100,7 +100,7 @@ def ablate(
         decode, whole = count_decode(model, 1, prompt), count_prompt(model, prompt)
         _add_choice(decode, model, fusions)
         del model
-        times = _times(checkpoint, fusions, prompt, output, dtype, kv_dtype) if timed else (None, None)
+        times = _times(checkpoint, fusions, prompt, output, dtype, kv_cache_dtype) if timed else (None, None)
         rows.append(Row(name, decode.launches, decode.moved, whole.launches, whole.moved, *times))
     return Ablation(prompt, layers, torch.cuda.get_device_name() if timed else None, rows)
 
@@ -126,17 +126,17 @@ def _add_choice(found: StepCounts, model: Model, fusions: Fusions) -> None:
 
 
 def _times(
-    checkpoint: Path, fusions: Fusions, prompt: int, output: int, dtype: str, kv_dtype: str
+    checkpoint: Path, fusions: Fusions, prompt: int, output: int, dtype: str, kv_cache_dtype: str
 ) -> tuple[float, float]:
     config = EngineConfig(
         dtype=dtype,
-        kv_dtype=kv_dtype,
+        kv_cache_dtype=kv_cache_dtype,
         device="cuda",
         fusions=fusions,
-        max_sequences=8,
-        max_length=prompt + output + 1,
-        token_budget=max(512, prompt),
-        share_prefixes=False,
+        max_num_seqs=8,
+        max_model_len=prompt + output + 1,
+        max_num_batched_tokens=max(512, prompt),
+        enable_prefix_caching=False,
         quiet=True,
     )
     engine = Engine(checkpoint, config)

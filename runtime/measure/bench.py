@@ -77,10 +77,10 @@ def measure(
         repeats: of the single-request measurements, of which medians are reported.
         log: gets messages for the user.
     """
-    if prompt + output > engine.max_length:
+    if prompt + output > engine.max_model_len:
         raise RuntimeProblem(
-            f"a prompt of {prompt} tokens and {output} to generate exceed the engine's max_length of"
-            f" {engine.max_length}; lower them"
+            f"a prompt of {prompt} tokens and {output} to generate exceed the engine's max_model_len of"
+            f" {engine.max_model_len}; lower them"
         )
     log("measuring the machine")
     dtype = engine.model.dtype

@@ -119,7 +119,7 @@ def calibrate(
                 folder = Path(scratch) / str(i)
                 if not folder.exists():
                     write_random_checkpoint(folder, shape.config(), _scheme(form))
-                engine = Engine(folder, EngineConfig(max_sequences=32, quiet=True, share_prefixes=False))
+                engine = Engine(folder, EngineConfig(max_num_seqs=32, quiet=True, enable_prefix_caching=False))
                 size = model_size(ModelDirectory(name, folder))
                 configurations.setdefault(name, []).extend(measured_steps(engine, size, seconds=seconds, seed=turn))
                 del engine
@@ -156,7 +156,7 @@ def measured_steps(engine: Engine, size: ModelSize, *, seconds: float, seed: int
     """
     recorder = StepRecorder(engine)
     draw = random.Random(seed)
-    longest = min(engine.max_length, _LONGEST)
+    longest = min(engine.max_model_len, _LONGEST)
     _serve(engine, [(64, 4)] * 2, draw)  # kernels are compiled, and buffers allocated
     recorder.times.clear()
     ends = time.perf_counter() + seconds

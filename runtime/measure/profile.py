@@ -47,7 +47,7 @@ def time_of_prompt(engine: Engine, prompt: int) -> dict[str, float]:
         for i in range(3):
             steps = clock.steps(prompt, 1, seed=i)
             found.append({part: sum(step[part] for step, _ in steps) for part in steps[0][0]})
-    rows = min(prompt, engine.scheduler.token_budget)
+    rows = min(prompt, engine.scheduler.max_num_batched_tokens)
     return _split(
         engine, {part: statistics.median(each[part] for each in found) for part in found[0]}, rows, prompt / rows
     )

@@ -83,7 +83,7 @@ def step_seconds(checkpoint: str | Path, log: Log, *, trust_remote_code: bool = 
     """
     log("measuring the original's speed")
     config = EngineConfig(
-        max_sequences=1, max_length=_PROMPT + _OUTPUT, trust_remote_code=trust_remote_code, quiet=True
+        max_num_seqs=1, max_model_len=_PROMPT + _OUTPUT, trust_remote_code=trust_remote_code, quiet=True
     )
     engine = Engine(checkpoint, config)
     found = []

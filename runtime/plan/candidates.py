@@ -28,7 +28,7 @@ class PlanCandidate:
     Attributes:
         scheme: of the blocks' linears; None if they stay as they are.
         head: of the output head; None if it stays as it is.
-        kv_dtype: how keys and values are cached, as the engine's ``kv_dtype``.
+        kv_cache_dtype: how keys and values are cached, as the engine's ``kv_cache_dtype``.
         dropped: blocks that are removed.
         size: what the engine keeps in memory and multiplies.
         loss: what the choices lost on a small model, summed: an order, and no prediction.
@@ -37,7 +37,7 @@ class PlanCandidate:
 
     scheme: Scheme | None
     head: Scheme | None
-    kv_dtype: str
+    kv_cache_dtype: str
     dropped: int
     size: ModelSize
     loss: float
@@ -52,7 +52,7 @@ class PlanCandidate:
     @property
     def label(self) -> str:
         """Its choices in words."""
-        cache = "" if self.kv_dtype == "auto" else f", {self.kv_dtype} cache"
+        cache = "" if self.kv_cache_dtype == "auto" else f", {self.kv_cache_dtype} cache"
         blocks = f", {self.dropped} block{'s' * (self.dropped > 1)} dropped" if self.dropped else ""
         return f"{self.form}{cache}{blocks}"
 
@@ -93,10 +93,12 @@ def find_candidates(
         loss = SCHEME_LOSS[UNQUANTIZED if scheme is None else scheme.name].of(head=head is not None)
         for dropped in counts:
             short = without_blocks(served, dropped)
-            for kv_dtype in caches:
-                total = loss + CACHE_LOSS[kv_dtype] + block_loss(dropped / plain.layers)
+            for kv_cache_dtype in caches:
+                total = loss + CACHE_LOSS[kv_cache_dtype] + block_loss(dropped / plain.layers)
                 found.append(
-                    PlanCandidate(scheme, head, kv_dtype, dropped, short.with_cache(kv_dtype), total, tuple(notes))
+                    PlanCandidate(
+                        scheme, head, kv_cache_dtype, dropped, short.with_cache(kv_cache_dtype), total, tuple(notes)
+                    )
                 )
     return sorted(found, key=lambda each: each.loss)
 

@@ -20,14 +20,14 @@ class PlanLoad:
     Attributes:
         context: tokens of a sequence.
         batch: sequences that are decoded together.
-        token_budget: tokens of a prompt that a step computes.
+        max_num_batched_tokens: tokens of a prompt that a step computes.
         devices: that share every layer.
         memory_bytes: of all devices.
     """
 
     context: int
     batch: int
-    token_budget: int
+    max_num_batched_tokens: int
     devices: int
     memory_bytes: float
 
@@ -92,7 +92,7 @@ def figures(size: ModelSize, device: DeviceCost, load: PlanLoad) -> Figures:
         sequences,
         1 / one,
         None if batch is None else load.batch / batch,
-        first_token_seconds(cost, load.context, load.token_budget),
+        first_token_seconds(cost, load.context, load.max_num_batched_tokens),
         first_token_seconds(cost, load.context, load.context),
         joules,
         None

@@ -56,7 +56,7 @@ def measure_formats(
     prompt = max(1, min(prompt, found.load.context - _OUTPUT, found.model.max_length - _OUTPUT))
     timed: dict[str, MeasuredSpeed] = {}
     candidates = [each.candidate for each in found.planned if not each.candidate.dropped]
-    formats = {each.form: each for each in candidates if each.kv_dtype == "auto"}
+    formats = {each.form: each for each in candidates if each.kv_cache_dtype == "auto"}
     with tempfile.TemporaryDirectory(prefix="smelt-plan-") as scratch:
         depths = _depths(found.model, Path(scratch))
         if depths[-1] < found.model.layers:
@@ -70,7 +70,7 @@ def measure_formats(
             timed[form] = _of_all(found.model.layers, depths, speeds, prompt)
     planned = []
     for each in found.planned:
-        plain = each.candidate.kv_dtype == "auto" and not each.candidate.dropped
+        plain = each.candidate.kv_cache_dtype == "auto" and not each.candidate.dropped
         planned.append(replace(each, measured=timed[each.candidate.form]) if plain else each)
     same = {each.candidate.label: each for each in planned}
     recommended = found.recommended and same[found.recommended.candidate.label]
@@ -99,7 +99,7 @@ def _timed(
 ) -> tuple[float, float]:
     """Seconds of a prompt and of a token after it: medians."""
     write_random_checkpoint(folder, _shorter(directory, depth).config(), candidate.scheme, candidate.head)
-    engine = Engine(folder, max_length=prompt + _OUTPUT, max_sequences=1, quiet=True, share_prefixes=False)
+    engine = Engine(folder, max_model_len=prompt + _OUTPUT, max_num_seqs=1, quiet=True, enable_prefix_caching=False)
     load = [Arrival(0, prompt, _OUTPUT)]
     run_load(engine, "warm up", load, 1, seed=1)
     runs = [run_load(engine, "alone", load, 1, seed=100 + i) for i in range(_REPEATS)]

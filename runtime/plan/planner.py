@@ -33,7 +33,7 @@ class PlanRequest:
         devices: that share every layer.
         context: tokens of a sequence; the lesser of 4,096 and the model's maximum if None.
         batch: sequences that are decoded together.
-        token_budget: tokens of a prompt that a step computes.
+        max_num_batched_tokens: tokens of a prompt that a step computes.
         targets: what must be reached.
         schemes: to choose from; all if empty.
     """
@@ -42,7 +42,7 @@ class PlanRequest:
     devices: int = 1
     context: int | None = None
     batch: int = 8
-    token_budget: int = 512
+    max_num_batched_tokens: int = 512
     targets: Sequence[PlanTarget] = ()
     schemes: Sequence[str] = ()
 
@@ -98,7 +98,7 @@ class PlanEntry:
             "label": candidate.label,
             "scheme": None if candidate.scheme is None else candidate.scheme.label,
             "head_quantized": candidate.head is not None,
-            "kv_dtype": candidate.kv_dtype,
+            "kv_cache_dtype": candidate.kv_cache_dtype,
             "blocks_dropped": candidate.dropped,
             "order": candidate.loss,
             **asdict(self.figures),
@@ -180,7 +180,7 @@ class ServingPlan:
             },
             "context": self.load.context,
             "batch": self.load.batch,
-            "token_budget": self.load.token_budget,
+            "max_num_batched_tokens": self.load.max_num_batched_tokens,
             "targets": {each.name: each.value for each in self.targets},
             "recommended": None if self.recommended is None else self.recommended.as_data(),
             "problem": self.problem,
@@ -212,7 +212,7 @@ def plan(directory: ModelDirectory, request: PlanRequest, log: Log = lambda _: N
     except RuntimeProblem as problem:
         raise RuntimeProblem(f"--devices: {problem}") from None
     limit = min([request.devices * device.memory_bytes, *(t.value for t in request.targets if t.name == "memory")])
-    load = PlanLoad(context, request.batch, request.token_budget, request.devices, limit)
+    load = PlanLoad(context, request.batch, request.max_num_batched_tokens, request.devices, limit)
     constants = device.device
     candidates = find_candidates(
         directory,
@@ -223,7 +223,9 @@ def plan(directory: ModelDirectory, request: PlanRequest, log: Log = lambda _: N
     planned: list[PlanEntry] = []
     for candidate in candidates:
         found = figures(candidate.size, device, load)
-        outside = device.outside(candidate.size, sequences=load.batch, tokens=load.token_budget, context=context)
+        outside = device.outside(
+            candidate.size, sequences=load.batch, tokens=load.max_num_batched_tokens, context=context
+        )
         missed = [each for each in request.targets if each.shortfall(found)]
         # If it does not fit into a memory that is the target, the target says so.
         planned.append(
@@ -261,7 +263,7 @@ def _ordered(planned: list[PlanEntry], recommended: PlanEntry | None) -> list[Pl
 
     def key(each: PlanEntry) -> tuple[float, ...]:
         candidate = each.candidate
-        variant = candidate.kv_dtype != "auto" or candidate.dropped > 0
+        variant = candidate.kv_cache_dtype != "auto" or candidate.dropped > 0
         plainest = 0.0 if has_targets or not variant else 1.0
         by_memory = 0.0 if each.figures.fits else each.figures.memory_bytes
         gains = each.no_gain_over is None

@@ -27,7 +27,7 @@ def plan_table(found: ServingPlan, *, everything: bool = False) -> str:
     lines = [
         f"model      {found.model.name}, {' + '.join(found.model.schemes)}, {human_bytes(found.model.weight_bytes)}",
         f"device     {f'{load.devices} x ' if load.devices > 1 else ''}{device.name}, {human_bytes(load.memory_bytes)} to plan with",
-        f"load       sequences of {load.context:,} tokens, batch {load.batch}, prompts in chunks of {load.token_budget}",
+        f"load       sequences of {load.context:,} tokens, batch {load.batch}, prompts in chunks of {load.max_num_batched_tokens}",
         f"times      {trust}",
         *(f"outside the calibrated range: {each}" for each in outside),
         *([f"targets    {', '.join(map(str, found.targets))}"] if found.targets else []),

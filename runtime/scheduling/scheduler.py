@@ -31,8 +31,8 @@ class Scheduler:
 
     Args:
         cache: the block allocator.
-        token_budget: the most tokens in a step.
-        max_sequences: the most sequences that run at once.
+        max_num_batched_tokens: the most tokens in a step.
+        max_num_seqs: the most sequences that run at once.
         policy: in which order.
         admission: whether a sequence may start beside those that run; None to start all that have room for the tokens that they
             have.
@@ -51,16 +51,16 @@ class Scheduler:
         self,
         cache: BlockCache,
         *,
-        token_budget: int,
-        max_sequences: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
         policy: Policy,
         admission: PeakAdmission | None = None,
         swapping: Swapping | None = None,
         drafting: Drafting | None = None,
     ) -> None:
         self.cache = cache
-        self.token_budget = token_budget
-        self.max_sequences = max_sequences
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
         self.policy = policy
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -173,7 +173,7 @@ class Scheduler:
         """
         if len(plan.chunks) != len(self.running) or any(not chunk.sequence.admitted for chunk in plan.chunks):
             return 0
-        if self.waiting and (self.policy.pauses or sum(map(_places, self.running)) < self.max_sequences):
+        if self.waiting and (self.policy.pauses or sum(map(_places, self.running)) < self.max_num_seqs):
             return 0
         while most > 0 and self._blocks_for(plan, most) > self.cache.free:
             most //= 2
@@ -231,19 +231,19 @@ class Scheduler:
 
     def _fill(self, plan: StepPlan) -> None:
         """Go through the sequences in the policy's order: continue those that run, and start those that wait, up to the first that cannot."""
-        budget = self.token_budget - plan.tokens
+        budget = self.max_num_batched_tokens - plan.tokens
         places = 0 if self.policy.pauses else sum(map(_places, self.running))
         passed: Request | None = None
         blocked = False
         left = len(self.running)  # that have not been seen yet
-        for sequence in list(self.policy.order(self.waiting, self.running, self.max_sequences)):
+        for sequence in list(self.policy.order(self.waiting, self.running, self.max_num_seqs)):
             if budget == 0 or (blocked and left == 0):
                 return
             count = 0
             if sequence.admitted:
                 left -= 1
                 places += _places(sequence) if self.policy.pauses else 0
-                if places > self.max_sequences:
+                if places > self.max_num_seqs:
                     places -= _places(sequence)
                 elif sequence.remaining > 0:
                     count = self._continue(sequence, budget, plan)
@@ -253,7 +253,7 @@ class Scheduler:
             elif sequence.candidates is not None or sequence.pending:
                 # It has nothing to compute until its siblings or its last token are available.
                 passed = sequence.request
-            elif places + _places(sequence) > self.max_sequences:
+            elif places + _places(sequence) > self.max_num_seqs:
                 blocked = True
             else:
                 count = self._admit(sequence, budget, plan)
@@ -263,7 +263,11 @@ class Scheduler:
 
     def _add_drafts(self, plan: StepPlan, drafting: Drafting) -> None:
         """Give the step's decodes places for draft tokens, as far as tokens and blocks are left that nobody else needs."""
-        most = self.token_budget if self.most_verified is None else min(self.token_budget, self.most_verified)
+        most = (
+            self.max_num_batched_tokens
+            if self.most_verified is None
+            else min(self.max_num_batched_tokens, self.most_verified)
+        )
         budget = most - plan.tokens
         if self.same_rows is not None:
             # Beside a long prompt only the rows that have logits are few.
@@ -297,7 +301,7 @@ class Scheduler:
 
     def _continue(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
         """Compute more of a running sequence; returns how many tokens."""
-        count = self.policy.count(sequence, budget, plan, self.token_budget)
+        count = self.policy.count(sequence, budget, plan, self.max_num_batched_tokens)
         if count == 0:
             return 0
         copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + count)
@@ -360,7 +364,7 @@ class Scheduler:
             self._put_back(sequence)
             sequence.refused_at = self._changes
             return 0  # one of those that run will end, and free its blocks
-        count = self.policy.count(sequence, budget, plan, self.token_budget)
+        count = self.policy.count(sequence, budget, plan, self.max_num_batched_tokens)
         while count > 0 and not self._has_room(sequence):
             victim = self.policy.gives_way(sequence, self._not_in(plan))
             if victim is None:
@@ -408,7 +412,7 @@ class Scheduler:
         """Keep some blocks free for the next steps, by swapping out sequences that are not in this one."""
         while self.cache.free < self.cache.blocks // _RESERVED:
             paused = [sequence for sequence in self._not_in(plan) if sequence.remaining > 0 and not sequence.pending]
-            ordered = self.policy.order(self.waiting, self.running, self.max_sequences)
+            ordered = self.policy.order(self.waiting, self.running, self.max_num_seqs)
             last = [sequence for sequence in ordered if sequence in paused][-1:]
             if not last or self._swapping is None or not self._swapping.pays(last[0].computed):
                 return

@@ -29,24 +29,24 @@ class SimulatedEngine:
     admission: str = "predicted"
     swap: SwapMode = "auto"
     block_size: int = 16
-    token_budget: int = 512
-    max_sequences: int = 32
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 32
     host_blocks: int = 0
     transfer: TransferCost | None = None
     output_known: bool = False
     max_tokens: int | None = None
 
-    def scheduler(self, *, share_prefixes: bool) -> Scheduler:
+    def scheduler(self, *, enable_prefix_caching: bool) -> Scheduler:
         """The scheduler that such an engine has."""
         host = HostTier(self.host_blocks) if self.host_blocks else None
-        cache = BlockCache(self.blocks, self.block_size, share_prefixes=share_prefixes, host=host)
+        cache = BlockCache(self.blocks, self.block_size, enable_prefix_caching=enable_prefix_caching, host=host)
         swapping = None
         if host is not None and self.transfer is not None:
             swapping = Swapping(self.swap, self.block_size, self.transfer)
         return Scheduler(
             cache,
-            token_budget=self.token_budget,
-            max_sequences=self.max_sequences,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
             policy=POLICIES[self.policy](),
             admission=PeakAdmission(cache) if self.admission == "predicted" else None,
             swapping=swapping,

@@ -22,7 +22,7 @@ class Replica:
 
     Args:
         engine: its options.
-        share_prefixes: whether prompts with a common prefix share its blocks.
+        enable_prefix_caching: whether prompts with a common prefix share its blocks.
 
     Attributes:
         now: the virtual time in seconds: the end of the last step.
@@ -35,9 +35,9 @@ class Replica:
             never to be filled.
     """
 
-    def __init__(self, engine: SimulatedEngine, *, share_prefixes: bool = False) -> None:
+    def __init__(self, engine: SimulatedEngine, *, enable_prefix_caching: bool = False) -> None:
         self.engine = engine
-        self.scheduler = engine.scheduler(share_prefixes=share_prefixes)
+        self.scheduler = engine.scheduler(enable_prefix_caching=enable_prefix_caching)
         self.now = 0.0
         self.served: list[Served] = []
         self.pauses = Histogram()

@@ -29,7 +29,7 @@ def simulate(
     Raises:
         RuntimeProblem: a request does not fit into the cache alone.
     """
-    replica = Replica(engine, share_prefixes=shares_prefixes(arrivals))
+    replica = Replica(engine, enable_prefix_caching=shares_prefixes(arrivals))
     for arrival in arrivals:
         replica.check(arrival)
     for number, arrival in enumerate(arrivals):

@@ -24,7 +24,7 @@ class ModelDrafter(StepwiseDrafter):
         vocabulary: of the verifier.
         ends: tokens that end a sequence.
         seed: for requests without one.
-        token_budget: the most tokens that it computes at once.
+        max_num_batched_tokens: the most tokens that it computes at once.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class ModelDrafter(StepwiseDrafter):
         vocabulary: int,
         ends: frozenset[int],
         seed: int,
-        token_budget: int,
+        max_num_batched_tokens: int,
     ) -> None:
         longest = model.spec.max_length  # which may be shorter than the verifier's
         statistics = model.logit_statistics
         super().__init__(cache, statistics, vocabulary=vocabulary, longest=longest, ends=ends, seed=seed)
         self.model = model
         self._device = device
-        self._budget = token_budget
+        self._budget = max_num_batched_tokens
 
     def unprepared(self, sequence: Sequence) -> int:
         """Those that have no keys and values of this model."""

@@ -41,8 +41,8 @@ class CacheScheme:
         return type_that_holds(self.args.type).torch_dtype(torch.float32)
 
     @property
-    def kv_dtype(self) -> str:
-        """Their name in an engine's ``kv_dtype``."""
+    def kv_cache_dtype(self) -> str:
+        """Their name in an engine's ``kv_cache_dtype``."""
         return type_that_holds("float").name if self.args.type == "float" else f"int{self.args.num_bits}"
 
     def of_heads(self, heads: Sequence[range]) -> CacheScheme:
@@ -64,7 +64,7 @@ class CacheScheme:
             scale = "a fixed scale" + (" for each head" if self.args.strategy == "attn_head" else "")
         zero = "" if self.args.symmetric else " and zero-point"
         name = str(kept).removeprefix("torch.")
-        return f"keys and values are rounded to {self.kv_dtype} with {scale}{zero}, as the checkpoint says, and kept in {name}"
+        return f"keys and values are rounded to {self.kv_cache_dtype} with {scale}{zero}, as the checkpoint says, and kept in {name}"
 
     def rules(
         self, dtype: torch.dtype, kept: torch.dtype, device: torch.device | None = None

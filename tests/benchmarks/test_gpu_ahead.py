@@ -43,7 +43,7 @@ def name(launch):
     return launch.function.__name__, *identity(launch)[1:]
 
 engine, meta = set(), set()
-limits = {"max_sequences": 8, "token_budget": 128, "max_length": 64}
+limits = {"max_num_seqs": 8, "max_num_batched_tokens": 128, "max_model_len": 64}
 
 def compiled(works, log):
     with noted(lambda launch: engine.add(name(launch))):
@@ -53,7 +53,7 @@ def compiled(works, log):
 sampled_steps.precompile_work = compiled
 with tempfile.TemporaryDirectory() as folder, mock_device():
     path = write(Path(folder), TINY, "w4a16", torch.device("cpu"))
-    Engine(path, device="cuda", dtype="bfloat16", kv_dtype="int4", quiet=True, **limits)
+    Engine(path, device="cuda", dtype="bfloat16", kv_cache_dtype="int4", quiet=True, **limits)
     device = torch.cuda.get_device_name(0)
 target = TARGETS["sm_90"]
 with tiles_are_of(device), meta_stands_for(target), set_apart(), torch.inference_mode():

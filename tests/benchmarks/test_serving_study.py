@@ -73,7 +73,7 @@ def test_a_claim_runs_on_the_engine_and_its_table_is_written(claim: str, tmp_pat
 
 def test_a_run_on_the_engine_is_counted_as_the_simulator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """All requests at once, so that no clock decides: the same steps, preemptions and positions held and filled."""
-    way = on_engine.Way("both", {"policy": "fcfs", "max_sequences": 32, "token_budget": 256})
+    way = on_engine.Way("both", {"policy": "fcfs", "max_num_seqs": 32, "max_num_batched_tokens": 256})
     arrivals = at_once(Study(Path()).random("lognormal:300,0.6", "lognormal:150,0.6", 40, longest=1024))
     # Each step counts the same: by its own time a machine that is busy now and then would count other steps more.
     hold = EngineRun._hold

@@ -162,7 +162,7 @@ def test_the_launches_are_those_of_a_checkpoint(stored: str, tmp_path: Path, mon
     launched: list[Launch] = []
     with torch.inference_mode(), set_apart():
         store: Any = model.keys_values(8, 16, torch.bfloat16)
-        options: dict[str, Any] = {"max_sequences": 2, "token_budget": 2, "max_length": 64, "graphs": False}
+        options: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 2, "max_model_len": 64, "graphs": False}
         executor = GpuExecutor(model, store, frozenset(), 0, **options)
         with noted(launched.append):
             executor._steps.body(StepKind(2, 2, False, True))

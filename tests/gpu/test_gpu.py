@@ -52,7 +52,7 @@ def test_the_engine_generates_what_it_does_on_a_cpu(
     made = run(recipe(path, {"evaluate": False}, scheme=scheme, rounding="nearest"), progress=False)
     params = SamplingParams(max_tokens=8, temperature=0, logprobs=20)
     prompts = [[5, 6, 7], list(range(10, 110))]  # the second in pieces
-    options = {"token_budget": 64, "quiet": True}
+    options = {"max_num_batched_tokens": 64, "quiet": True}
     expected = Engine(made.checkpoint, dtype="float32", **options).generate(prompts, params)
     found = Engine(made.checkpoint, dtype="bfloat16", device="cuda", **options).generate(prompts, params)
     for one, other in zip(found, expected, strict=True):

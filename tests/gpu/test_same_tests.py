@@ -54,11 +54,11 @@ TRIED = {
 
 def on_kernels(path: Path, **options: Any) -> Engine:
     """The engine that a test asks for, in blocks that kernels take, with room for as many positions."""
-    usual = {"dtype": "float32", "token_budget": 64, "max_sequences": 8, "quiet": True}
+    usual = {"dtype": "float32", "max_num_batched_tokens": 64, "max_num_seqs": 8, "quiet": True}
     asked = {**usual, **options, "block_size": 16, "device": DEVICE.type}
-    if "kv_cache_bytes" in options:
+    if "kv_cache_memory_bytes" in options:
         # Tests that name a block's size have asked an engine how large one is, and it was this one.
-        asked["kv_cache_bytes"] = options["kv_cache_bytes"] * options.get("block_size", 16) // 16
+        asked["kv_cache_memory_bytes"] = options["kv_cache_memory_bytes"] * options.get("block_size", 16) // 16
     found = Engine(path, **asked)
     assert isinstance(found.executor, GpuExecutor)
     return found

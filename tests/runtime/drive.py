@@ -20,7 +20,9 @@ from torch import Tensor
 def engine(path: Path, **options: Any) -> Engine:
     """A small engine in float32."""
     return Engine(
-        path, **{"dtype": "float32", "block_size": 8, "token_budget": 64, "max_sequences": 8, "quiet": True} | options
+        path,
+        **{"dtype": "float32", "block_size": 8, "max_num_batched_tokens": 64, "max_num_seqs": 8, "quiet": True}
+        | options,
     )
 
 

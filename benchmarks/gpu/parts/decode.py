@@ -97,13 +97,13 @@ def _asked(path: Path, cache: str, batches: tuple[int, ...], place: Place, fusio
     context, generated = (10, 4) if place.rehearses else (CONTEXT, GENERATED)
     engine = place.engine(
         path,
-        kv_dtype=cache,
-        max_sequences=max(batches),
-        max_length=context + generated + 1,
-        token_budget=64 if place.rehearses else 2048,
-        share_prefixes=False,
+        kv_cache_dtype=cache,
+        max_num_seqs=max(batches),
+        max_model_len=context + generated + 1,
+        max_num_batched_tokens=64 if place.rehearses else 2048,
+        enable_prefix_caching=False,
         fusions=fusions,
-        **({"kv_cache_bytes": 64 << 20} if place.rehearses else {}),
+        **({"kv_cache_memory_bytes": 64 << 20} if place.rehearses else {}),
     )
     place.wait()
     return _Asked(engine, context, generated)

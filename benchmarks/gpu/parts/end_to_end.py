@@ -181,12 +181,12 @@ def _graphs(size: CheckpointSize, stored: str, kept: str, place: Place) -> Itera
         for fusions in (Fusions(), Fusions().without("graphs")):
             engine = place.engine(
                 path,
-                kv_dtype=kept,
-                max_sequences=batches[-1],
-                max_length=longest + tokens,
-                token_budget=budget,
-                kv_cache_bytes=(64 << 20) if place.rehearses else (4 << 30),
-                share_prefixes=False,
+                kv_cache_dtype=kept,
+                max_num_seqs=batches[-1],
+                max_model_len=longest + tokens,
+                max_num_batched_tokens=budget,
+                kv_cache_memory_bytes=(64 << 20) if place.rehearses else (4 << 30),
+                enable_prefix_caching=False,
                 fusions=fusions,
             )
             for batch in batches:

@@ -25,9 +25,9 @@ SLOTS = 64  # of a static batch, and of what it is compared with
 ENGINE, WITH_SLOTS, STATIC = "engine", f"engine, {SLOTS} at once", f"static batching, {SLOTS} at once"
 TRANSFORMERS = "transformers generate_batch"
 _RUNS = {
-    ENGINE: {"max_sequences": REQUESTS},
-    WITH_SLOTS: {"max_sequences": SLOTS},
-    STATIC: {"max_sequences": SLOTS, "policy": "static"},
+    ENGINE: {"max_num_seqs": REQUESTS},
+    WITH_SLOTS: {"max_num_seqs": SLOTS},
+    STATIC: {"max_num_seqs": SLOTS, "policy": "static"},
 }
 
 
@@ -80,14 +80,14 @@ def by_engine(path: Path, method: str, arrivals: list[Arrival], place: Place) ->
     from smelt.runtime.measure.bench import run_load
 
     longest = max(arrival.prompt + arrival.output for arrival in arrivals)
-    options: dict[str, Any] = {"kv_cache_bytes": 64 << 20} if place.rehearses else {}
-    slots = min(int(_RUNS[method]["max_sequences"]), len(arrivals))
+    options: dict[str, Any] = {"kv_cache_memory_bytes": 64 << 20} if place.rehearses else {}
+    slots = min(int(_RUNS[method]["max_num_seqs"]), len(arrivals))
     engine = place.engine(
         path,
-        max_length=longest + 1,
-        token_budget=64 if place.rehearses else 2048,
-        share_prefixes=False,
-        **{**_RUNS[method], **options, "max_sequences": slots},
+        max_model_len=longest + 1,
+        max_num_batched_tokens=64 if place.rehearses else 2048,
+        enable_prefix_caching=False,
+        **{**_RUNS[method], **options, "max_num_seqs": slots},
     )
     run_load(engine, "warm up", [Arrival(0, min(a.prompt for a in arrivals), 4)] * min(4, slots), None, seed=1)
     most, step = 0, engine.step

@@ -53,7 +53,7 @@ class RemoteModel:
         name: for reports.
         directory: the tokenizer's, with the server's context length.
         tokenizer: as transformers loads it.
-        max_length: the longest input, as an engine's.
+        max_model_len: the longest input, as an engine's.
         no_scores: why it gives no log probabilities of prompts; None if it does.
         fingerprint: of what the server says of itself, and of how it continues a sentence.
         notes: how its speed was measured otherwise than an engine's.
@@ -83,7 +83,7 @@ class RemoteModel:
         # Every prompt is continued by one token, as servers have no other way to score it.
         self.directory = replace(directory, changes={"max_position_embeddings": longest - 1})
         # An engine's input is without the last token of what is scored, a server's prompt is with it.
-        self.max_length = longest - 2
+        self.max_model_len = longest - 2
         self.tokenizer: Any = directory.tokenizer()
         self.no_scores, self.fingerprint = asyncio.run(self._try())
 

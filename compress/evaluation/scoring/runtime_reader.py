@@ -96,7 +96,7 @@ class RuntimeReader:
     def _on_ranks(self, length: int, log: Log) -> _Loaded:
         # Of a head that is divided, ranks would have to stay as long as it is used.
         self._head = load_head(self._path, self._config, log=log)
-        engine = Engine(self._path, replace(self._config, max_length=length + 1, max_sequences=1))
+        engine = Engine(self._path, replace(self._config, max_model_len=length + 1, max_num_seqs=1))
         return _Loaded(engine.hidden_states, engine.model.width, engine.model.dtype, engine.close)
 
 

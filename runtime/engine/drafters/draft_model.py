@@ -68,7 +68,7 @@ class DraftModel:
             tp=1,
             pp=1,
             cp=1,
-            expert_parallel=False,
+            enable_expert_parallel=False,
         )
         of_drafter, model = load_model(path, alone, log=log, drafts=True)
         _check_vocabulary(path, opened, of_drafter, verifier, model)
@@ -136,7 +136,7 @@ class DraftModel:
         ends: frozenset[int],
         config: EngineConfig,
         *,
-        max_length: int,
+        max_model_len: int,
         host: HostBlocks | None,
     ) -> ModelDrafter:
         """The drafter."""
@@ -150,7 +150,7 @@ class DraftModel:
             vocabulary=model.spec.vocabulary,
             ends=ends,
             seed=config.seed,
-            token_budget=config.token_budget,
+            max_num_batched_tokens=config.max_num_batched_tokens,
         )
 
 

@@ -41,7 +41,7 @@ class DraftWeights(Protocol):
         ends: frozenset[int],
         config: EngineConfig,
         *,
-        max_length: int,
+        max_model_len: int,
         host: HostBlocks | None,
     ) -> StepwiseDrafter:
         """The drafter.
@@ -52,7 +52,7 @@ class DraftWeights(Protocol):
             blocks: how many blocks they have.
             ends: tokens that end a sequence.
             config: of the engine.
-            max_length: the most tokens of a sequence.
+            max_model_len: the most tokens of a sequence.
             host: holds the verifier's blocks that are swapped out; None if none are.
         """
         ...

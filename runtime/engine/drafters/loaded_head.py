@@ -82,7 +82,7 @@ class LoadedHead:
         ends: frozenset[int],
         config: EngineConfig,
         *,
-        max_length: int,
+        max_model_len: int,
         host: HostBlocks | None,
     ) -> HeadDrafter:
         """The drafter, for which the model's steps leave features from here on."""
@@ -97,8 +97,8 @@ class LoadedHead:
             features,
             on_device_of(model),
             vocabulary=model.spec.vocabulary,
-            longest=max_length,
+            longest=max_model_len,
             ends=ends,
             seed=config.seed,
-            token_budget=config.token_budget,
+            max_num_batched_tokens=config.max_num_batched_tokens,
         )

@@ -37,8 +37,8 @@ def drafting_of(config: EngineConfig, drafter: Drafter, executor: Executor) -> F
     looks_up = isinstance(drafter, LookupDrafter)
     drafting = None
     if isinstance(drafter, StepwiseDrafter):
-        drafting = _measured(partial(executor.timed, drafts=True), config.max_sequences)
-    verifying = _measured(partial(executor.timed, drafts=False), config.token_budget)
+        drafting = _measured(partial(executor.timed, drafts=True), config.max_num_seqs)
+    verifying = _measured(partial(executor.timed, drafts=False), config.max_num_batched_tokens)
     branches, longest = config.draft_branches, drafter.longest_branch
     return AdaptiveDrafts(
         _MOST[looks_up],

@@ -28,7 +28,7 @@ class ExecutorParts:
         ends: tokens that end a sequence.
         config: of the engine.
         host: the cache's blocks in host memory; None if there are none.
-        max_length: the most tokens of a sequence.
+        max_model_len: the most tokens of a sequence.
         log: gets messages for the user.
         workers: the other ranks; None if there are none.
         drafter: proposes tokens; None for none.
@@ -39,7 +39,7 @@ class ExecutorParts:
     ends: frozenset[int]
     config: EngineConfig
     host: HostBlocks | None
-    max_length: int
+    max_model_len: int
     log: Log
     workers: Workers | None = None
     drafter: Drafter | None = None
@@ -75,9 +75,9 @@ def _gpu_executor(parts: ExecutorParts) -> Executor:
         parts.store,
         parts.ends,
         config.seed,
-        max_sequences=config.max_sequences,
-        token_budget=config.token_budget,
-        max_length=parts.max_length,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=parts.max_model_len,
         graphs=fusions.graphs,
         host=parts.host,
         drafter=parts.drafter,

@@ -51,7 +51,7 @@ class GpuExecutor(TorchExecutor):
 
     Args:
         model, store, ends, seed, host, drafter, upper: as there.
-        max_sequences, token_budget, max_length: the limits of a step and of a sequence.
+        max_num_seqs, max_num_batched_tokens, max_model_len: the limits of a step and of a sequence.
         graphs: whether steps are captured and replayed.
     """
 
@@ -62,9 +62,9 @@ class GpuExecutor(TorchExecutor):
         ends: frozenset[int],
         seed: int,
         *,
-        max_sequences: int,
-        token_budget: int,
-        max_length: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
         graphs: bool,
         host: HostBlocks | None = None,
         drafter: Drafter | None = None,
@@ -75,21 +75,21 @@ class GpuExecutor(TorchExecutor):
         assert isinstance(model.stack, GpuLayers)
         self._cache = store
         self._place = model.device
-        blocks = -(-max_length // store.block_size)
+        blocks = -(-max_model_len // store.block_size)
         of_tile = model.stack.tokens_of_tile(store)
-        tokens = max(token_budget, max_sequences)
+        tokens = max(max_num_batched_tokens, max_num_seqs)
         drafted = max((size for size in buckets(tokens) if size <= _VERIFIED), default=0) if drafter else 0
-        room = Room(tokens, max_sequences, blocks, of_tile, drafted)
+        room = Room(tokens, max_num_seqs, blocks, of_tile, drafted)
         self._layout, self._kinds = TableLayout(room, self._place), StepKinds(room)
-        self._choices: SamplingState = choices(max_sequences, _EDITS, max_length, self._place)
+        self._choices: SamplingState = choices(max_num_seqs, _EDITS, max_model_len, self._place)
         self._slots: dict[Sequence, int] = {}
-        self._free = list(range(max_sequences - 1, -1, -1))
+        self._free = list(range(max_num_seqs - 1, -1, -1))
         self._blocks: dict[int, list[int]] = {}
         self._current = torch.cuda.device(self._place) if self._place.type == "cuda" else nullcontext()
         self._stale: set[int] = set()  # slots whose blocks the device does not have
         self._sees_stores = target_of(self._place).splits
         self._logits = torch.empty(room.wanted, model.spec.vocabulary, dtype=torch.float32, device=self._place)
-        self._longest, self._captures = max_length, graphs
+        self._longest, self._captures = max_model_len, graphs
         self._steps = self._steps_of(model, store)
         self._chained = self._chains_of(drafter)
 

@@ -57,8 +57,8 @@ def reserve(
     model: Model,
     config: EngineConfig,
     *,
-    max_length: int,
-    kv_dtype: torch.dtype,
+    max_model_len: int,
+    kv_cache_dtype: torch.dtype,
     drafter: DraftWeights | None = None,
 ) -> Reservation:
     """Divide the free memory; the weights are loaded already.
@@ -66,38 +66,42 @@ def reserve(
     Args:
         model: loaded.
         config: of the engine.
-        max_length: the most tokens of a sequence.
-        kv_dtype: the KV cache dtype.
+        max_model_len: the most tokens of a sequence.
+        kv_cache_dtype: the KV cache dtype.
         drafter: what drafts, loaded already; None if it has no weights.
 
     Raises:
         RuntimeProblem: the cache does not fit; the message shows the sizes.
     """
-    max_sequences, token_budget, block_size = config.max_sequences, config.token_budget, config.block_size
+    max_num_seqs, max_num_batched_tokens, block_size = (
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.block_size,
+    )
     positions = config.block_positions
     spec = model.spec
     weights = model.resident_bytes() + (0 if drafter is None else drafter.nbytes)
-    block = model.operators.block_bytes(model.cached_heads, spec.head_size, block_size, kv_dtype)
+    block = model.operators.block_bytes(model.cached_heads, spec.head_size, block_size, kv_cache_dtype)
     block += 0 if drafter is None else drafter.block_bytes(positions)
-    most = max_sequences * (-(-max_length // positions) + config.draft_branches)
+    most = max_num_seqs * (-(-max_model_len // positions) + config.draft_branches)
     # Of logits: every draft token has one, too.
-    rows = max_sequences if config.drafter is None else max(max_sequences, token_budget)
+    rows = max_num_seqs if config.drafter is None else max(max_num_seqs, max_num_batched_tokens)
     if model.device.type == "cpu":
-        activations = _guessed(model, max_length, token_budget, rows)
+        activations = _guessed(model, max_model_len, max_num_batched_tokens, rows)
     else:
         from ...gpu.memory import measured_activations
 
         # Steps and their graphs have their own memory. In addition: logits, and scores and tokens of filtered rows;
         # the tokens of each sequence, and its table, here and there.
-        activations = 2 * measured_activations(model, token_budget, max_sequences, block_size) + _SUMS
+        activations = 2 * measured_activations(model, max_num_batched_tokens, max_num_seqs, block_size) + _SUMS
         activations += rows * 12 * spec.vocabulary
-        activations += max_sequences * (4 * max_length + 12 * -(-max_length // block_size))
+        activations += max_num_seqs * (4 * max_model_len + 12 * -(-max_model_len // block_size))
     if drafter is not None:
-        activations += drafter.step_bytes(token_budget)
+        activations += drafter.step_bytes(max_num_batched_tokens)
     if model.context.count > 1:
         shared = max(model.cached_heads, default=0)
         heads = -(-spec.most_heads // model.ranks.count)
-        activations += ring_bytes(token_budget, heads, shared, spec.head_size)
+        activations += ring_bytes(max_num_batched_tokens, heads, shared, spec.head_size)
     # Besides the weights, which are there.
     free = free_memory(model.device)
     kept = activations + (config.adapter_bytes or 0)
@@ -105,7 +109,7 @@ def reserve(
         room = config.memory_bytes - weights - kept
     else:
         room = int(free * config.memory_utilization) - kept
-    allowed = config.kv_cache_bytes
+    allowed = config.kv_cache_memory_bytes
     if allowed is None:
         # The rest is for layers that need not be read for each step.
         allowed = room // 2 if model.offloads else room
@@ -116,12 +120,14 @@ def reserve(
         raise RuntimeProblem(
             f"the KV cache does not fit: {human_bytes(free)} are free besides {human_bytes(weights)} of weights, activations take about"
             f" {human_bytes(activations)}{adapters} and the cache {human_bytes(needed)} (a block of {positions} positions is"
-            f" {human_bytes(block)}); lower max_length, max_sequences, token_budget or kv_cache_bytes"
+            f" {human_bytes(block)}); lower max_model_len, max_num_seqs, max_num_batched_tokens or kv_cache_memory_bytes"
         )
     left = (free if config.memory_bytes is None else config.memory_bytes - weights) - activations - blocks * block
     layers = max(0, room - blocks * block) if model.offloads else 0
     adapters = max(0, left - layers) if config.adapter_bytes is None else config.adapter_bytes
-    return Reservation(weights, activations, blocks * block, adapters, layers, blocks, blocks * positions, max_length)
+    return Reservation(
+        weights, activations, blocks * block, adapters, layers, blocks, blocks * positions, max_model_len
+    )
 
 
 def share_of(config: EngineConfig, count: int) -> EngineConfig:
@@ -166,11 +172,11 @@ def host_slots(wanted: int, reservation: Reservation, *, on_disk: bool = False) 
     return wanted // block
 
 
-def _guessed(model: Model, max_length: int, token_budget: int, rows: int) -> int:
+def _guessed(model: Model, max_model_len: int, max_num_batched_tokens: int, rows: int) -> int:
     """An upper bound for a step's memory on a CPU."""
     spec = model.spec
     widest = max(4 * spec.hidden, spec.most_heads * spec.head_size)
     # A long prompt's mask or, where scores are capped, its scores; and its gathered keys and values.
-    attending = token_budget * max_length * (8 * spec.most_heads if spec.score_cap else 5)
-    gathered = 2 * max(max_length, 16384) * max(spec.cached_heads, default=0) * spec.head_size * model.dtype.itemsize
-    return token_budget * widest * 8 * 4 + rows * spec.vocabulary * 4 * 3 + attending + gathered
+    attending = max_num_batched_tokens * max_model_len * (8 * spec.most_heads if spec.score_cap else 5)
+    gathered = 2 * max(max_model_len, 16384) * max(spec.cached_heads, default=0) * spec.head_size * model.dtype.itemsize
+    return max_num_batched_tokens * widest * 8 * 4 + rows * spec.vocabulary * 4 * 3 + attending + gathered

@@ -45,7 +45,7 @@ class EngineShare:
     Attributes:
         opened: the checkpoint, for its config and tokenizer.
         model: this process' part.
-        max_length: the most tokens of a sequence.
+        max_model_len: the most tokens of a sequence.
         reservation: of this process' memory.
         store: this process' keys and values.
         host: its cache blocks in host memory; None if there are none.
@@ -55,7 +55,7 @@ class EngineShare:
 
     opened: Checkpoint
     model: Model
-    max_length: int
+    max_model_len: int
     reservation: Reservation
     store: KeysValues
     host: HostBlocks | None
@@ -82,16 +82,16 @@ class EngineShare:
         with each_loaded(world):
             draft_model = load_drafter(config, opened, model, place, log=log)
         longest = model.spec.max_length
-        length = min(config.max_length or longest, longest)
-        if config.max_length is not None and config.max_length > longest:
+        length = min(config.max_model_len or longest, longest)
+        if config.max_model_len is not None and config.max_model_len > longest:
             log(
-                f"max_length is {config.max_length}, and the model has {longest} positions: sequences get no longer than these"
+                f"max_model_len is {config.max_model_len}, and the model has {longest} positions: sequences get no longer than these"
             )
-        kept = model.kept(BY_NAME[config.kv_dtype].torch_dtype(model.dtype))
+        kept = model.kept(BY_NAME[config.kv_cache_dtype].torch_dtype(model.dtype))
         with each_loaded(world):
             _check_cache(model, kept, config)
         with each_loaded(world, together=True):
-            found = reserve(model, config, max_length=length, kv_dtype=kept, drafter=draft_model)
+            found = reserve(model, config, max_model_len=length, kv_cache_dtype=kept, drafter=draft_model)
         reservation = found.of_blocks(least(world, found.blocks))
         if model.cache_scheme is not None:
             log(model.cache_scheme.sentence(kept))
@@ -117,15 +117,15 @@ class EngineShare:
 
 
 def _check_cache(model: Model, kept: torch.dtype, config: EngineConfig) -> None:
-    scheme, kv_dtype, operators = model.cache_scheme, config.kv_dtype, model.operators
-    if scheme is not None and kv_dtype not in ("auto", scheme.kv_dtype):
+    scheme, kv_cache_dtype, operators = model.cache_scheme, config.kv_cache_dtype, model.operators
+    if scheme is not None and kv_cache_dtype not in ("auto", scheme.kv_cache_dtype):
         raise RuntimeProblem(
-            f"kv_dtype is {kv_dtype}, but the checkpoint itself rounds keys and values to {scheme.kv_dtype}; leave kv_dtype at auto"
+            f"kv_cache_dtype is {kv_cache_dtype}, but the checkpoint itself rounds keys and values to {scheme.kv_cache_dtype}; leave kv_cache_dtype at auto"
         )
     if operators.name not in cache_type_of(kept).operators:
         others = [name for name in names_for(operators.name) if name != "auto"]
         raise RuntimeProblem(
-            f"kv_dtype {kv_dtype} is for GPUs with Smelt's kernels; use {' or '.join(others)} on this device"
+            f"kv_cache_dtype {kv_cache_dtype} is for GPUs with Smelt's kernels; use {' or '.join(others)} on this device"
         )
     if config.block_size % operators.block_multiple:
         raise RuntimeProblem(

@@ -29,18 +29,11 @@ def is_part(drafter: str) -> bool:
 
 # Where a field is called otherwise, for who writes vLLM's name.
 _AS_IN_VLLM = {
-    "max_model_len": "max_length",
-    "max_num_seqs": "max_sequences",
-    "max_num_batched_tokens": "token_budget",
-    "enable_prefix_caching": "share_prefixes",
-    "kv_cache_dtype": "kv_dtype",
     "gpu_memory_utilization": "memory_utilization",
-    "kv_cache_memory_bytes": "kv_cache_bytes",
     "scheduling_policy": "policy",
     "tensor_parallel_size": "tp",
     "pipeline_parallel_size": "pp",
     "num_speculative_tokens": "draft_tokens",
-    "enable_expert_parallel": "expert_parallel",
 }
 
 
@@ -50,11 +43,11 @@ class EngineConfig:
 
     Attributes:
         dtype: compute dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
-        max_length: the most tokens of a sequence, prompt included; by default the model's own limit.
-        max_sequences: the most sequences that run at once.
-        token_budget: the most tokens computed in a step; long prompts are computed in pieces.
+        max_model_len: the most tokens of a sequence, prompt included; by default the model's own limit.
+        max_num_seqs: the most sequences that run at once.
+        max_num_batched_tokens: the most tokens computed in a step; long prompts are computed in pieces.
         block_size: positions in a cache block.
-        kv_cache_bytes: memory for keys and values; by default the rest of ``memory_utilization``.
+        kv_cache_memory_bytes: memory for keys and values; by default the rest of ``memory_utilization``.
         memory_bytes: memory for weights, activations and cache together, instead of ``memory_utilization``; for several engines on one device.
         adapter_bytes: memory for LoRA adapters; by default what weights, activations and cache leave.
         host_cache_bytes: host memory for blocks that the KV cache evicts and for preempted sequences; none by default.
@@ -62,7 +55,7 @@ class EngineConfig:
         swap: what happens to a preempted sequence if there is such memory: ``auto`` (what is predicted to take less time), ``swap`` or
             ``recompute``.
         memory_utilization: the share of the currently free memory for weights, activations and cache.
-        share_prefixes: prefix caching: prompts with a common prefix share its cache blocks.
+        enable_prefix_caching: prefix caching: prompts with a common prefix share its cache blocks.
         policy: which requests start, run and are preempted first, and how prompts share steps with decodes:
             ``fcfs``, ``static`` (the baseline: a batch starts only when the previous one has ended), ``orca``, ``prefill_first``, ``sarathi``, ``priority``, ``deadline``, ``shortest`` or ``mlfq``; see docs/runtime.md.
         admission: ``predicted``: a request starts only if the cache is predicted to hold all that run until they end, from the
@@ -71,7 +64,7 @@ class EngineConfig:
             none for the prompts of one call of ``generate``.
         seed: from which requests without one get theirs, in the order in which they come.
         trust_remote_code: run the checkpoint's Python code; off by default.
-        kv_dtype: KV cache dtype: ``auto`` (the compute dtype), ``int8``, ``fp8`` or, on a GPU, ``int4``,
+        kv_cache_dtype: KV cache dtype: ``auto`` (the compute dtype), ``int8``, ``fp8`` or, on a GPU, ``int4``,
             with a scale for each head and position; int4 keys are rotated, which spreads their outliers.
         native: use Smelt's compiled CPU kernels, in bfloat16; otherwise torch's operators.
         exact_inputs: inputs of weight-only formats keep 16 bits on a CPU also for many rows, where int8 is faster.
@@ -83,7 +76,7 @@ class EngineConfig:
         pp: how many processes have some of the layers each (pipeline parallelism); with ``tp`` there are ``tp`` times as many.
         cp: how many processes have a part of each sequence's keys and values each (context parallelism, ring attention); each of them is
             ``tp`` processes.
-        expert_parallel: whether the ``tp`` processes have whole experts of a mixture each, instead of a share of all.
+        enable_expert_parallel: whether the ``tp`` processes have whole experts of a mixture each, instead of a share of all.
         offload: for models that are larger than the memory. ``disk``: the layers' weights are in a file, from which each is read while
             the one before computes; on a CPU. ``cpu``: a GPU's weights are in the host's memory, and copied likewise. None: neither.
         offload_directory: where that file is; the system's directory for temporary files by default.
@@ -106,24 +99,24 @@ class EngineConfig:
     """
 
     dtype: str = "auto"
-    max_length: int | None = None
-    max_sequences: int = 32
-    token_budget: int = 512
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
     block_size: int = 16
-    kv_cache_bytes: int | None = None
+    kv_cache_memory_bytes: int | None = None
     adapter_bytes: int | None = None
     host_cache_bytes: int = 0
     host_cache_directory: str | None = None
     swap: SwapMode = "auto"
     memory_utilization: float = 0.9
     memory_bytes: int | None = None
-    share_prefixes: bool = True
+    enable_prefix_caching: bool = True
     policy: str = "fcfs"
     admission: str = "predicted"
     max_waiting: int | None = None
     seed: int = 0
     trust_remote_code: bool = False
-    kv_dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     native: bool = True
     exact_inputs: bool = False
     reproducible: bool = False
@@ -131,7 +124,7 @@ class EngineConfig:
     tp: int = 1
     pp: int = 1
     cp: int = 1
-    expert_parallel: bool = False
+    enable_expert_parallel: bool = False
     offload: str | None = None
     offload_directory: str | None = None
     fusions: Fusions | None = None
@@ -143,16 +136,16 @@ class EngineConfig:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_length is not None and self.max_length < 2:
+        if self.max_model_len is not None and self.max_model_len < 2:
             raise RuntimeProblem(
-                f"max_length is {self.max_length}; it must be at least 2 (one prompt token and one generated token)"
+                f"max_model_len is {self.max_model_len}; it must be at least 2 (one prompt token and one generated token)"
             )
-        for name in ("max_sequences", "token_budget", "block_size", "tp", "pp", "cp"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tp", "pp", "cp"):
             if getattr(self, name) < 1:
                 raise RuntimeProblem(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not 0 < self.memory_utilization <= 1:
             raise RuntimeProblem(f"memory_utilization is {self.memory_utilization}; it must be above 0 and at most 1")
-        _check_choice("kv_dtype", self.kv_dtype, tuple(BY_NAME))
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, tuple(BY_NAME))
         _check_choice("dtype", self.dtype, ("auto", *DTYPE_NAMES))
         _check_choice("swap", self.swap, SWAP_MODES)
         if self.memory_bytes is not None and self.memory_bytes < 1:
@@ -184,9 +177,9 @@ class EngineConfig:
         if self.offload != "disk" and self.offload_directory is not None:
             raise RuntimeProblem("offload_directory is set, but offload is not disk; set it to disk")
         self._check_drafter()
-        if self.expert_parallel and self.tp == 1:
+        if self.enable_expert_parallel and self.tp == 1:
             raise RuntimeProblem(
-                "expert_parallel divides experts between tp processes, but tp is 1; raise it, or leave it out"
+                "enable_expert_parallel divides experts between tp processes, but tp is 1; raise it, or leave it out"
             )
         if self.pp > 1 and self.cp > 1:
             raise RuntimeProblem(

@@ -85,7 +85,7 @@ def load_model(
         stages=place.stages,
         context=place.context,
         offload=offload,
-        divides_experts=config.expert_parallel,
+        divides_experts=config.enable_expert_parallel,
     )
 
 
@@ -100,7 +100,7 @@ def load_head(checkpoint: str | Path, config: EngineConfig, *, log: Log) -> Head
     Raises:
         SmeltError: the checkpoint cannot be read.
     """
-    alone = replace(config, tp=1, pp=1, cp=1, expert_parallel=False, offload=None)
+    alone = replace(config, tp=1, pp=1, cp=1, enable_expert_parallel=False, offload=None)
     return load_model(checkpoint, alone, log=log, place=RankPlace(stages=OnlyHead()))[1].head
 
 

@@ -102,7 +102,7 @@ class ServedModel:
     @property
     def longest(self) -> int:
         """The most tokens of a prompt and its output."""
-        return self.engine.max_length
+        return self.engine.max_model_len
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A text's tokens.

@@ -144,7 +144,7 @@ class _Watched:
         self._first = now
         metrics.histograms["time_to_first_token_seconds"].observe(now - self._arrived)
         metrics.prompt_tokens += self._prompt
-        if metrics.engine.config.share_prefixes:
+        if metrics.engine.config.enable_prefix_caching:
             metrics.prefix_queries += self._prompt
             metrics.prefix_hits += output.cached_tokens
 

@@ -40,8 +40,8 @@ def simulate_disaggregated(
         RuntimeProblem: a request does not fit into one engine's cache.
     """
     share = shares_prefixes(arrivals)
-    prompts = [Replica(engine, share_prefixes=share) for _ in range(prefill)]
-    decoders = [Replica(engine, share_prefixes=share) for _ in range(decode)]
+    prompts = [Replica(engine, enable_prefix_caching=share) for _ in range(prefill)]
+    decoders = [Replica(engine, enable_prefix_caching=share) for _ in range(decode)]
     for arrival in arrivals:
         decoders[0].check(arrival)
     everything: list[tuple[int, Arrival, Served | None]] = [

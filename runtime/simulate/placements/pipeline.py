@@ -176,6 +176,6 @@ def simulate_pipeline(
         The result, and the share of bubbles.
     """
     share = shares_prefixes(arrivals)
-    pipeline = Pipeline([Lane(Replica(engine, share_prefixes=share), stages) for _ in stages], send)
+    pipeline = Pipeline([Lane(Replica(engine, enable_prefix_caching=share), stages) for _ in stages], send)
     pipeline.serve([(0, arrival) for arrival in arrivals])
     return SimulationResult.of(engine.policy, [lane.engine for lane in pipeline.lanes]), pipeline.bubbles

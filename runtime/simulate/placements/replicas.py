@@ -22,7 +22,7 @@ def simulate_replicas(
         RuntimeProblem: a request does not fit into one engine's cache.
     """
     share = shares_prefixes(arrivals)
-    engines = [Replica(engine, share_prefixes=share) for _ in range(count)]
+    engines = [Replica(engine, enable_prefix_caching=share) for _ in range(count)]
     serve(engines, [(number, arrival, None) for number, arrival in enumerate(arrivals)], cost)
     return SimulationResult.of(engine.policy, engines)
 

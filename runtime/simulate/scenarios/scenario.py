@@ -96,11 +96,11 @@ class Scenario:
     load: SimulatedLoad
     policies: Sequence[str] = ("fcfs",)
     placement: str = "single"
-    max_sequences: int = 256
-    token_budget: int = 512
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 512
     block_size: int = 16
     memory_utilization: float = 0.9
-    max_length: int | None = None
+    max_model_len: int | None = None
     host_memory_bytes: int = 0
     swap: str = "auto"
     transfer_bytes: int = 1_000_000
@@ -135,7 +135,7 @@ class Simulated:
             "model": {
                 "name": self.model.name,
                 "schemes": self.model.schemes,
-                "kv_dtype": self.model.kv_dtype,
+                "kv_cache_dtype": self.model.kv_cache_dtype,
                 "weight_bytes": self.model.weight_bytes,
                 "kv_bytes_per_position": self.model.kv_bytes,
             },
@@ -169,20 +169,22 @@ def run(scenario: Scenario, log: Log = lambda _: None) -> Simulated:
     size = scenario.size
     device = device_cost(scenario.device, measure=rates_of_this_machine(log))
     blocks = placement.blocks(size, device, scenario.memory_utilization, scenario.block_size)
-    longest = min(scenario.max_length or size.max_length, blocks * scenario.block_size)
+    longest = min(scenario.max_model_len or size.max_length, blocks * scenario.block_size)
     arrivals, left_out = scenario.load.read(longest)
     # More blocks than all sequences can use would only take time to count.
-    needed = scenario.max_sequences * -(-longest // scenario.block_size)
+    needed = scenario.max_num_seqs * -(-longest // scenario.block_size)
     engine = SimulatedEngine(
         min(blocks, needed),
         block_size=scenario.block_size,
-        token_budget=scenario.token_budget,
-        max_sequences=scenario.max_sequences,
+        max_num_batched_tokens=scenario.max_num_batched_tokens,
+        max_num_seqs=scenario.max_num_seqs,
         swap=_swap_mode(scenario.swap),
         **_host(scenario, device, placement.ways),
     )
     longest_here = max(arrival.prompt + arrival.output for arrival in arrivals)
-    outside = device.outside(size, sequences=scenario.max_sequences, tokens=scenario.token_budget, context=longest_here)
+    outside = device.outside(
+        size, sequences=scenario.max_num_seqs, tokens=scenario.max_num_batched_tokens, context=longest_here
+    )
     log(f"{len(arrivals):,} requests, {engine.blocks:,} cache blocks of {engine.block_size} positions")
 
     def simulated(some: Sequence[Arrival], options: SimulatedEngine, change: Change) -> SimulationResult:
@@ -228,7 +230,7 @@ def facts(found: Simulated) -> list[tuple[str, str]]:
     return [
         (
             "model",
-            f"{model.name}, {', '.join(model.schemes)}, {model.weight_bytes / 1e9:.2f} GB, cache {model.kv_dtype}",
+            f"{model.name}, {', '.join(model.schemes)}, {model.weight_bytes / 1e9:.2f} GB, cache {model.kv_cache_dtype}",
         ),
         ("device", f"{device.name}, {found.placement}"),
         ("times", trust),

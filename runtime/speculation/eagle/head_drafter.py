@@ -36,7 +36,7 @@ class HeadDrafter(StepwiseDrafter):
         longest: the most tokens of a sequence.
         ends: tokens that end a sequence.
         seed: for requests without one.
-        token_budget: the most tokens that it computes at once.
+        max_num_batched_tokens: the most tokens that it computes at once.
 
     Attributes:
         together: the most positions that a draft's first step computes.
@@ -53,13 +53,13 @@ class HeadDrafter(StepwiseDrafter):
         longest: int,
         ends: frozenset[int],
         seed: int,
-        token_budget: int,
+        max_num_batched_tokens: int,
     ) -> None:
         statistics, tokens = head.logit_statistics, head.tokens
         super().__init__(cache, statistics, vocabulary=vocabulary, tokens=tokens, longest=longest, ends=ends, seed=seed)
         self.head, self.features = head, features
-        self._device, self._budget = device, token_budget
-        self.together = min(_TOGETHER, token_budget)
+        self._device, self._budget = device, max_num_batched_tokens
+        self.together = min(_TOGETHER, max_num_batched_tokens)
         self._states: dict[Sequence, Tensor] = {}  # of each draft's last token
 
     def unprepared(self, sequence: Sequence) -> int:

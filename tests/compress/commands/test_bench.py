@@ -19,7 +19,7 @@ from typer.testing import CliRunner
         (["builtin:smelt-6m", "--policy", "fifo"], "policy is 'fifo'; it must be"),
         (["builtin:smelt-6m", "--model", "large"], "--model names one of a server's models; give the server with --server"),
         (["builtin:smelt-6m", "--server", "http://localhost:1"], "--server measures what a server does with its own options and does not use CHECKPOINT; leave"),
-        (["--server", "http://localhost:1", "--policy", "mlfq", "--kv-dtype", "int8", "--no-native"], "does not use --policy, --kv-dtype, --no-native; leave them out"),
+        (["--server", "http://localhost:1", "--policy", "mlfq", "--kv-cache-dtype", "int8", "--no-native"], "does not use --policy, --kv-cache-dtype, --no-native; leave them out"),
         (["--server", "http://localhost:1", "--ablate", "--calibrate", "this.json"], "does not use --calibrate, --ablate"),
         (["--server", "http://localhost:1", "--device", "cuda", "--dtype", "float32", "--compile", "--exact-inputs", "--reproducible"], "does not use --dtype, --exact-inputs, --reproducible, --device, --compile"),
     ],

@@ -72,7 +72,7 @@ def test_recipes_of_all_candidates_validate_and_say_what_they_are(model: Path) -
             assert steps["quantize"]["scheme"] == each.scheme.name
             assert (steps["quantize"]["ignore"] == []) == (each.head is not None)
         cache = (steps.get("quantize") or {}).get("kv_cache")
-        assert (cache["dtype"] if cache else "auto") == each.kv_dtype
+        assert (cache["dtype"] if cache else "auto") == each.kv_cache_dtype
 
 
 def test_what_no_candidate_meets_exits_with_the_closest(model: Path) -> None:

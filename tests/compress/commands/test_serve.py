@@ -17,7 +17,7 @@ LONG = {"prompt": "Once upon a time", "max_tokens": 600, "temperature": 0, "igno
 
 
 def test_running_requests_end_after_sigterm_and_new_ones_are_refused() -> None:
-    with started("--max-length", "700") as (process, url):
+    with started("--max-model-len", "700") as (process, url):
         answers: list[httpx2.Response] = []
         thread = threading.Thread(
             target=lambda: answers.append(httpx2.post(f"{url}/v1/completions", json=LONG, timeout=60))
@@ -52,7 +52,7 @@ def _ignored(url: str) -> None:
 
 
 def test_several_models_answer_by_their_names() -> None:
-    with started("--served-model-name", "first", "--model", "second=builtin:smelt-6m", "--max-sequences", "4") as (
+    with started("--served-model-name", "first", "--model", "second=builtin:smelt-6m", "--max-num-seqs", "4") as (
         _,
         url,
     ):

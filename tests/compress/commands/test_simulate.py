@@ -64,7 +64,7 @@ def test_placements(placement: str, trace: Path, tiny: Callable[..., Path]) -> N
 
 
 def test_what_is_left_out_is_counted(trace: Path, tiny: Callable[..., Path]) -> None:
-    found = _simulate("--trace", str(trace), "--model", str(tiny()), "--device", "h100-sxm", "--max-length", "60")
+    found = _simulate("--trace", str(trace), "--model", str(tiny()), "--device", "h100-sxm", "--max-model-len", "60")
     rows = [row.split(",") for row in AZURE.splitlines()[1:]]
     longer = sum(int(prompt) + int(output) > 60 for _, prompt, output in rows)
     assert 0 < longer < 80
@@ -107,11 +107,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a scheme": (["--scheme", "W5"], "--scheme: "),
     "a group size alone": (["--group-size", "32"], "--group-size belongs to a scheme"),
     "a group size": (["--scheme", "W4A16", "--group-size", "48"], "not divisible by group_size 48"),
-    "a cache": (["--kv-dtype", "int5"], "kv_dtype is 'int5'"),
+    "a cache": (["--kv-cache-dtype", "int5"], "kv_cache_dtype is 'int5'"),
     "a trace and lengths": (["--prompts", "fixed:3", "--outputs", "fixed:3"], "give either --trace, or both"),
     "a trace": (["--trace", "no.csv"], "no.csv: cannot be read"),
     "a swap mode": (["--swap", "maybe"], "swap is 'maybe'"),
-    "a short limit": (["--max-length", "5"], "no request of the trace fits into 5 tokens"),
+    "a short limit": (["--max-model-len", "5"], "no request of the trace fits into 5 tokens"),
     "little host memory": (["--host-memory", "0.0000001"], "less than a cache block"),
 }
 

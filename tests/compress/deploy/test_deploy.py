@@ -60,7 +60,7 @@ def w4(tiny: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 def test_vllms_command(w4: Path) -> None:
-    found = shlex.split(text(w4, "--engine", "vllm", "--max-length", "64", "--tensor-parallel", "2"))
+    found = shlex.split(text(w4, "--engine", "vllm", "--max-model-len", "64", "--tensor-parallel", "2"))
     assert found == [
         "vllm", "serve", str(w4.resolve()), "--served-model-name", "my-qwen", "--host", "127.0.0.1", "--port", "8000",
         "--max-model-len", "64", "--tensor-parallel-size", "2", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
@@ -78,7 +78,7 @@ def test_paths_are_quoted(tiny: Callable[..., Path], tmp_path: Path) -> None:
 
 
 def test_sglangs_command(w4: Path) -> None:
-    found = shlex.split(text(w4, "--engine", "sglang", "--max-sequences", "8"))
+    found = shlex.split(text(w4, "--engine", "sglang", "--max-num-seqs", "8"))
     assert found[:4] == ["python3", "-m", "sglang.launch_server", "--model-path"]
     options = dict(zip(found[5:-1:2], found[6:-1:2], strict=True))
     assert options["--max-running-requests"] == "8"
@@ -103,7 +103,7 @@ def test_compose_files(w4: Path, engine: str, tmp_path: Path) -> None:
 
 
 def test_rays_configuration(w4: Path) -> None:
-    found = yaml.safe_load(text(w4, "--engine", "ray-llm", "--replicas", "2", "--max-length", "64"))
+    found = yaml.safe_load(text(w4, "--engine", "ray-llm", "--replicas", "2", "--max-model-len", "64"))
     (application,) = found["applications"]
     (model,) = application["args"]["llm_configs"]
     assert model["model_loading_config"] == {"model_id": "my-qwen", "model_source": str(w4.resolve())}
@@ -287,7 +287,7 @@ def test_vllm_serves_what_the_command_says(tiny: Callable[..., Path], tmp_path: 
         pytest.skip("SMELT_VLLM_PYTHON does not name a Python with vLLM")
     path = compressed(tiny("llama", **EVEN), scheme, 64 if scheme == "W4A16" else None)
     words = shlex.split(
-        text(path, "--engine", "vllm", "--cpu", "--port", "8517", "--name", "mine", "--max-length", "96")
+        text(path, "--engine", "vllm", "--cpu", "--port", "8517", "--name", "mine", "--max-model-len", "96")
     )
     settings = dict(word.split("=", 1) for word in words[: words.index("vllm")])
     # What `vllm serve` is; the CPU build's own script looks for a distribution of another name.

@@ -56,7 +56,7 @@ def theirs() -> HFLM:
 @pytest.fixture(scope="module")
 def short() -> tuple[SmeltLM, HFLM]:
     """Both, with a model length of 64."""
-    ours = SmeltLM(str(SMELT_6M), dtype="float32", quiet=True, max_length=SHORT)
+    ours = SmeltLM(str(SMELT_6M), dtype="float32", quiet=True, max_model_len=SHORT)
     return ours, _hf(SMELT_6M, max_length=SHORT)
 
 

@@ -226,7 +226,7 @@ def _allowed(name: str) -> float:
 
 
 def _of_engine(path: Path) -> Answers:
-    engine = Engine(path, quiet=True, kv_cache_bytes=1 << 24)
+    engine = Engine(path, quiet=True, kv_cache_memory_bytes=1 << 24)
     scores = engine.score([(ids[:1], ids[1:]) for ids in PROMPTS])
     greedy = engine.generate(PROMPTS, SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True))
     return Answers(

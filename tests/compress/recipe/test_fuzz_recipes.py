@@ -238,7 +238,7 @@ def test_overrides(profile: settings, tmp_path: Path) -> None:
 OPTIONS = {
     "eval": ["--limit", "--fewshot", "--windows", "--length", "--samples", "--speed", "--fail-if", "--tasks", "--text", "--baseline", "--output", "--device"],
     "bench": ["--prompt", "--output", "--concurrency", "--requests", "--trace-requests", "--trace"],
-    "chat": ["--temperature", "--top-p", "--max-tokens", "--max-length", "--seed"],
+    "chat": ["--temperature", "--top-p", "--max-tokens", "--max-model-len", "--seed"],
     "export": ["--to", "--type", "--output"],
     "merge": ["--adapter", "--output"],
     "compare": ["--fail-if", "--output"],

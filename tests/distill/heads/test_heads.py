@@ -144,7 +144,7 @@ def test_the_engine_reads_what_is_written(
             assert (restored.flatten(1) - parameter).norm() < 0.15 * parameter.norm()
             parameter.data = restored.flatten(1)
     model = str(tiny(num_hidden_layers=4))
-    options: dict[str, Any] = {"quiet": True, "max_length": 64, "kv_cache_bytes": 1 << 22}
+    options: dict[str, Any] = {"quiet": True, "max_model_len": 64, "kv_cache_memory_bytes": 1 << 22}
     prompts, greedy = [[1, 5, 9, 5], [7, 3]], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     with closing(Engine(model, **options)) as plain:
         answers = [each.completions[0].tokens for each in plain.generate(prompts, greedy)]

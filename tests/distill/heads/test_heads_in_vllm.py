@@ -41,7 +41,7 @@ class Answers:
 
 def _of_engine(model: Path, head: Path) -> Answers:
     found = Answers([[] for _ in PROMPTS], [[] for _ in PROMPTS])
-    options: dict[str, Any] = {"quiet": True, "max_length": 128, "max_sequences": len(PROMPTS)}
+    options: dict[str, Any] = {"quiet": True, "max_model_len": 128, "max_num_seqs": len(PROMPTS)}
     with closing(Engine(str(model), drafter=str(head), draft_tokens=3, **options)) as engine:
         for i, prompt in enumerate(PROMPTS):
             engine.add_request(prompt, SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True), id=str(i))

@@ -451,11 +451,11 @@ def test_what_is_typed_need_not_be_utf_8(tiny: Callable[..., Path], tmp_path: Pa
 
 @pytest.mark.parametrize("length", ["-4", "0", "1"])
 def test_a_length_that_is_none(length: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
-    done = invoke("chat", tiny(), tmp_path, "--max-length", length)
+    done = invoke("chat", tiny(), tmp_path, "--max-model-len", length)
     assert done.exit_code == 1
-    assert f"max_length is {length}; it must be at least 2" in done.output
-    with pytest.raises(SmeltError, match=f"max_length is {length}; it must be at least 2"):
-        Engine(tiny(), max_length=int(length), quiet=True)
+    assert f"max_model_len is {length}; it must be at least 2" in done.output
+    with pytest.raises(SmeltError, match=f"max_model_len is {length}; it must be at least 2"):
+        Engine(tiny(), max_model_len=int(length), quiet=True)
 
 
 def test_a_run_directory_stands_for_its_checkpoint(

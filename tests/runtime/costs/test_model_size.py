@@ -60,10 +60,10 @@ def test_bytes_of_a_scheme_are_those_that_a_recipe_writes(
 
 def test_a_position_takes_what_the_engine_reserves(tiny: Callable[..., Path]) -> None:
     path = tiny(dtype=torch.bfloat16)
-    for kv_dtype in ("auto", "int8"):
-        engine = Engine(path, kv_dtype=kv_dtype, max_length=64, max_sequences=2, quiet=True)
+    for kv_cache_dtype in ("auto", "int8"):
+        engine = Engine(path, kv_cache_dtype=kv_cache_dtype, max_model_len=64, max_num_seqs=2, quiet=True)
         reserved = engine.reservation.cache / engine.reservation.positions
-        assert model_size(ModelDirectory("tiny", path), kv_dtype=kv_dtype).kv_bytes == reserved
+        assert model_size(ModelDirectory("tiny", path), kv_cache_dtype=kv_cache_dtype).kv_bytes == reserved
 
 
 def test_llama_3_8b_reads_what_is_published(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_what_cannot_be_sized_is_said(tiny: Callable[..., Path], recipe: Callabl
     path = tiny(dtype=torch.bfloat16)
     with pytest.raises(SmeltError, match="not divisible by group_size 48"):
         model_size(ModelDirectory("tiny", path), scheme=resolve("W4A16", 48))
-    with pytest.raises(RuntimeProblem, match="kv_dtype is 'int5'"):
-        model_size(ModelDirectory("tiny", path), kv_dtype="int5")
+    with pytest.raises(RuntimeProblem, match="kv_cache_dtype is 'int5'"):
+        model_size(ModelDirectory("tiny", path), kv_cache_dtype="int5")
     made = run(recipe(path, {"evaluate": False}, scheme="W4A16", rounding="nearest", group_size=32)).checkpoint
     with pytest.raises(RuntimeProblem, match="quantized already"):
         model_size(ModelDirectory("made", made), scheme=resolve("W8A8"))

@@ -111,8 +111,8 @@ def test_every_architecture_is_tried() -> None:
 def test_scaled_positions_reach_as_far_as_they_are_scaled(rope: dict[str, Any], reach: int, tmp_path: Path) -> None:
     """As Qwen's documentation extends its models: the scaling is added, max_position_embeddings stays."""
     model = make_model("llama", max_position_embeddings=32, rope_parameters={**_ROPE, **rope})
-    engine = Engine(save_model(model, tmp_path), quiet=True, kv_cache_bytes=1 << 22, dtype="float32")
-    assert engine.max_length == reach
+    engine = Engine(save_model(model, tmp_path), quiet=True, kv_cache_memory_bytes=1 << 22, dtype="float32")
+    assert engine.max_model_len == reach
     prompt = list(range(4, 4 + reach - 8))
     found = engine.generate([prompt], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=0))[0]
     whole = torch.tensor([[*prompt, *found.completions[0].tokens]])
@@ -125,7 +125,7 @@ def test_scaled_positions_reach_as_far_as_they_are_scaled(rope: dict[str, Any], 
 def test_dynamic_positions_are_unscaled_unless_longer_outputs_are_asked_for(tmp_path: Path) -> None:
     rope = {**_ROPE, "rope_type": "dynamic", "factor": 4.0}
     model = make_model("llama", max_position_embeddings=32, rope_parameters=rope)
-    engine = Engine(save_model(model, tmp_path), quiet=True, kv_cache_bytes=1 << 22, dtype="float32")
+    engine = Engine(save_model(model, tmp_path), quiet=True, kv_cache_memory_bytes=1 << 22, dtype="float32")
     prompt = list(range(4, 20))
     greedy = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
     found = engine.generate([prompt], greedy)[0].completions[0].tokens
@@ -151,7 +151,7 @@ def test_a_checkpoint_saved_without_its_head_is_read(architecture: str, tmp_path
     prompt = torch.tensor([[5, 9, 11, 40]])
     with torch.no_grad():
         expected = model.generate(prompt, max_new_tokens=6, do_sample=False, eos_token_id=None, repetition_penalty=1.0)
-    engine = Engine(path, quiet=True, kv_cache_bytes=1 << 22)
+    engine = Engine(path, quiet=True, kv_cache_memory_bytes=1 << 22)
     greedy = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
     assert engine.generate(prompt.tolist(), greedy)[0].completions[0].tokens == expected[0, 4:].tolist()
 

@@ -43,7 +43,7 @@ def test_logits_are_those_of_transformers(architecture: str, changes: dict[str, 
 def test_the_engine_generates_what_it_does_without(tmp_path: Path) -> None:
     path = save_model(make_model("llama", num_hidden_layers=1), tmp_path)
     params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
-    options: dict[str, Any] = {"dtype": "float32", "token_budget": 16, "quiet": True}
+    options: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": 16, "quiet": True}
     engine = Engine(path, compile=True, **options)
     found = [output.completions[0].tokens for output in engine.generate(PROMPTS, params)]
     assert found == [o.completions[0].tokens for o in Engine(path, **options).generate(PROMPTS, params)]

@@ -59,7 +59,7 @@ def test_a_template_sees_the_whole_conversation() -> None:
 
 
 def test_a_conversation_that_is_too_long_is_said_and_can_begin_anew() -> None:
-    running = engine(SMELT_6M, max_length=40)
+    running = engine(SMELT_6M, max_model_len=40)
     said = _said(running, ["word " * 60, "/reset", "The city"])
     assert "leaves no room to continue it; /reset starts over" in said
     assert said.count("prompt tokens, first token after") == 1

@@ -15,21 +15,21 @@ from smelt.runtime.engine.setup.config import _AS_IN_VLLM
 
 
 def test_keywords_replace_fields(tiny: Callable[..., Path]) -> None:
-    given = EngineConfig(max_length=32, block_size=8, quiet=True)
-    found = Engine(tiny("llama"), given, max_sequences=3, block_size=4)
-    assert found.config == EngineConfig(max_length=32, block_size=4, max_sequences=3, quiet=True)
-    assert (found.max_length, found.cache.block_size, found.scheduler.max_sequences) == (32, 4, 3)
+    given = EngineConfig(max_model_len=32, block_size=8, quiet=True)
+    found = Engine(tiny("llama"), given, max_num_seqs=3, block_size=4)
+    assert found.config == EngineConfig(max_model_len=32, block_size=4, max_num_seqs=3, quiet=True)
+    assert (found.max_model_len, found.cache.block_size, found.scheduler.max_num_seqs) == (32, 4, 3)
     assert given.block_size == 8
     assert Engine(tiny("llama"), given).cache.block_size == 8
 
 
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(
-        TypeError, match=r"unknown engine option 'max_lenght'; known: dtype, .*did you mean max_length\?"
+        TypeError, match=r"unknown engine option 'max_lenght'; known: dtype, .*did you mean max_model_len\?"
     ):
         Engine("nowhere", max_lenght=5)
-    with pytest.raises(TypeError, match="vLLM's max_model_len is max_length here"):
-        Engine("nowhere", max_model_len=5)
+    with pytest.raises(TypeError, match="vLLM's tensor_parallel_size is tp here"):
+        Engine("nowhere", tensor_parallel_size=2)
 
 
 def test_what_vllms_names_are_called_here_exists() -> None:
@@ -40,10 +40,10 @@ def test_what_vllms_names_are_called_here_exists() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"max_length": 1}, "max_length is 1; it must be at least 2"),
-        ({"token_budget": 0}, "token_budget is 0; it must be at least 1"),
+        ({"max_model_len": 1}, "max_model_len is 1; it must be at least 2"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0; it must be at least 1"),
         ({"memory_utilization": 1.5}, "memory_utilization is 1.5; it must be above 0 and at most 1"),
-        ({"kv_dtype": "int3"}, "kv_dtype is 'int3'; it must be auto, int8, fp8, int4"),
+        ({"kv_cache_dtype": "int3"}, "kv_cache_dtype is 'int3'; it must be auto, int8, fp8, int4"),
         ({"dtype": "float64"}, "dtype is 'float64'; it must be auto, float32, bfloat16, float16"),
     ],
 )
@@ -66,11 +66,11 @@ def test_it_needs_no_torch() -> None:
 def test_a_command_refuses_a_wrong_option_at_once(command: str) -> None:
     """Before torch, which takes seconds, and before the checkpoint is looked for."""
     code = (
-        f"import sys; sys.argv = ['smelt', {command!r}, 'nowhere', '--kv-dtype', 'int3']\n"
+        f"import sys; sys.argv = ['smelt', {command!r}, 'nowhere', '--kv-cache-dtype', 'int3']\n"
         "from smelt.compress.__main__ import main\n"
         "try:\n    main()\nfinally:\n    print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout == "False\n"
-    assert "smelt: kv_dtype is 'int3'; it must be auto, int8, fp8, int4" in done.stderr
+    assert "smelt: kv_cache_dtype is 'int3'; it must be auto, int8, fp8, int4" in done.stderr

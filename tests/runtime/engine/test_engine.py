@@ -62,7 +62,7 @@ def test_greedy_tokens_are_those_of_generate(architecture: str, tmp_path: Path) 
     model = make_model(architecture, seed=1)
     path = save_model(model, tmp_path)
     block = 2 * 3 * 8 * model.config.hidden_size * 4 // (1 if architecture in ("opt", "gpt_neox", "gpt2") else 2)
-    running = engine(path, token_budget=16, kv_cache_bytes=14 * block, admission="immediate")
+    running = engine(path, max_num_batched_tokens=16, kv_cache_memory_bytes=14 * block, admission="immediate")
     prompts = prompts_of([3, 50, 17, 1, 30])
     found = running.generate(prompts, GREEDY)
     assert running.scheduler.preemptions > 0
@@ -73,7 +73,7 @@ def test_greedy_tokens_are_those_of_generate(architecture: str, tmp_path: Path) 
 
 def test_stories_are_as_expected(shared: Path) -> None:
     path = shared / "models" / "stories260K"
-    running = engine(path, max_sequences=1)
+    running = engine(path, max_num_seqs=1)
     output = running.generate([1], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))[0]
     text = running.tokenizer.decode([1, *output.completions[0].tokens], skip_special_tokens=True)
     assert text.strip() == (path / "expected_greedy_200.txt").read_text().strip()
@@ -82,7 +82,7 @@ def test_stories_are_as_expected(shared: Path) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"share_prefixes": False}, pytest.param({"policy": "static"}, marks=pytest.mark.slow)],
+    [{}, {"enable_prefix_caching": False}, pytest.param({"policy": "static"}, marks=pytest.mark.slow)],
     ids=["shared", "unshared", "static"],
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
@@ -94,7 +94,12 @@ def test_random_traffic_in_a_starved_cache(
     chance = random.Random(seed)
     block_bytes = 2 * 3 * 8 * 2 * 32 * 4
     running = engine(
-        path, token_budget=20, max_sequences=6, kv_cache_bytes=18 * block_bytes, admission="immediate", **options
+        path,
+        max_num_batched_tokens=20,
+        max_num_seqs=6,
+        kv_cache_memory_bytes=18 * block_bytes,
+        admission="immediate",
+        **options,
     )
     beginnings = prompts_of([24, 16], seed=9)
     alone: dict[tuple[int, ...], list[int]] = {}
@@ -146,7 +151,7 @@ def _conserved(running: Engine) -> None:
 def test_beam_search_is_that_of_transformers(width: int, small: tuple[PreTrainedModel, Path]) -> None:
     model, path = small
     for cache_blocks in (100, 12):  # the second cannot hold all beams at once
-        running = engine(path, kv_cache_bytes=cache_blocks * 2 * 3 * 8 * 2 * 32 * 4)
+        running = engine(path, kv_cache_memory_bytes=cache_blocks * 2 * 3 * 8 * 2 * 32 * 4)
         for prompt in prompts_of([5, 30, 52]):
             params = SamplingParams(beam_width=width, n=2, max_tokens=20, temperature=0)
             found = running.generate(prompt, params)[0]
@@ -237,7 +242,9 @@ def test_samples_depend_on_their_seed_alone(small: tuple[PreTrainedModel, Path])
     mine, *others = prompts_of([20, 9, 33, 14])
     params = SamplingParams(seed=7, n=3, max_tokens=15, top_p=0.9, temperature=0.8)
     alone = engine(path).generate(mine, params)[0]
-    crowded = engine(path, token_budget=13).generate([*others, mine], [SamplingParams(max_tokens=30)] * 3 + [params])[3]
+    crowded = engine(path, max_num_batched_tokens=13).generate(
+        [*others, mine], [SamplingParams(max_tokens=30)] * 3 + [params]
+    )[3]
     assert [c.tokens for c in alone.completions] == [c.tokens for c in crowded.completions]
     assert len({tuple(c.tokens) for c in alone.completions}) == 3
     again = engine(path).generate(mine, SamplingParams(seed=8, n=3, max_tokens=15, top_p=0.9, temperature=0.8))[0]
@@ -251,7 +258,7 @@ def test_log_probabilities_are_the_models_own(small: tuple[PreTrainedModel, Path
         temperature=0.7, seed=1, max_tokens=9, logprobs=3, prompt_logprobs=2, repetition_penalty=1.3
     )
     for budget in (64, 7):
-        running = engine(path, token_budget=budget)
+        running = engine(path, max_num_batched_tokens=budget)
         running.generate(prompt, GREEDY)  # so that the prompt's blocks are there to be found, and must not be
         found = running.generate(prompt, params)[0]
         completion = found.completions[0]
@@ -309,7 +316,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([], {}, "the prompt is empty"),
     ([5, 4096], {}, "token 4096, outside the vocabulary of 4096"),
     ([5, -1], {}, "token -1, outside"),
-    ([5] * 128, {}, "has 128 tokens, and the engine's max_length of 128"),
+    ([5] * 128, {}, "has 128 tokens, and the engine's max_model_len of 128"),
     ([5] * 60, {"max_tokens": 68}, r"may grow to 128 tokens, which need 16 cache blocks, but there are 10"),
     ([5], {"n": 9}, "asks for 9 sequences at once, and the engine runs at most 8"),
     ([5], {"logit_bias": {9999: 1.0}}, "name token 9999"),
@@ -321,7 +328,7 @@ def test_a_request_that_cannot_be_served_is_refused_and_the_others_go_on(
     prompt: list[int], params: dict[str, Any], sentence: str, small: tuple[PreTrainedModel, Path]
 ) -> None:
     model, path = small
-    running = engine(path, kv_cache_bytes=10 * 2 * 3 * 8 * 2 * 32 * 4)
+    running = engine(path, kv_cache_memory_bytes=10 * 2 * 3 * 8 * 2 * 32 * 4)
     good = prompts_of([12])[0]
     name = running.add_request(good, GREEDY)
     running.step()
@@ -392,15 +399,15 @@ def test_a_cache_that_does_not_fit_is_refused_with_arithmetic(small: tuple[PreTr
     with pytest.raises(
         RuntimeProblem, match=r"the KV cache does not fit: .* are free besides .* of weights.*a block of 8 positions is"
     ):
-        engine(small[1], kv_cache_bytes=1 << 60, max_sequences=1 << 22)
+        engine(small[1], kv_cache_memory_bytes=1 << 60, max_num_seqs=1 << 22)
     with pytest.raises(RuntimeProblem, match="the KV cache does not fit"):
-        engine(small[1], kv_cache_bytes=10)
+        engine(small[1], kv_cache_memory_bytes=10)
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("max_sequences", 0),
+        ("max_num_seqs", 0),
         ("block_size", 0),
         ("memory_utilization", 1.5),
         ("dtype", "int3"),
@@ -470,7 +477,7 @@ def test_a_cache_in_fewer_bits_costs_little(kept: str, allowed: float, dtype: st
     params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0)
     means = {}
     for cache in ("auto", kept):
-        running = engine(SMELT_6M, dtype=dtype, kv_dtype=cache, token_budget=16)
+        running = engine(SMELT_6M, dtype=dtype, kv_cache_dtype=cache, max_num_batched_tokens=16)
         tokens = running.tokenizer(4 * text).input_ids
         found = running.generate(tokens, params)[0].prompt_logprobs
         assert found is not None
@@ -485,7 +492,9 @@ def test_a_cache_in_fewer_bits_costs_little(kept: str, allowed: float, dtype: st
 
 def test_native_kernels_serve_random_traffic(tmp_path: Path) -> None:
     """In bfloat16 the number of rows decides who multiplies, so tokens may differ; blocks and ends may not."""
-    running = engine(SMELT_6M, dtype="bfloat16", token_budget=24, kv_cache_bytes=400_000, max_length=96)
+    running = engine(
+        SMELT_6M, dtype="bfloat16", max_num_batched_tokens=24, kv_cache_memory_bytes=400_000, max_model_len=96
+    )
     chance = random.Random(5)
     alive: set[str] = set()
     done = 0
@@ -510,7 +519,7 @@ def test_native_kernels_serve_random_traffic(tmp_path: Path) -> None:
 def test_a_static_batch_is_what_waited_when_it_began(small: tuple[PreTrainedModel, Path]) -> None:
     """As many as may run, though a step does not hold all their prompts; and nobody joins before all have ended."""
     model, path = small
-    running = engine(path, policy="static", max_sequences=3, token_budget=16)
+    running = engine(path, policy="static", max_num_seqs=3, max_num_batched_tokens=16)
     prompts = prompts_of([12] * 7)
     counts = [5, 9, 6, 5, 5, 5, 2]
     names = [
@@ -530,7 +539,7 @@ def test_a_static_batch_is_what_waited_when_it_began(small: tuple[PreTrainedMode
 
 
 def test_a_full_queue_refuses_and_outputs_say_how_long_they_waited(small: tuple[PreTrainedModel, Path]) -> None:
-    running = engine(small[1], max_waiting=2, max_sequences=1, block_size=4)
+    running = engine(small[1], max_waiting=2, max_num_seqs=1, block_size=4)
     prompt = list(range(1, 14))
     running.generate(prompt, GREEDY)  # its blocks are found again
     for name in ("first", "second"):
@@ -552,7 +561,7 @@ def test_a_full_queue_refuses_and_outputs_say_how_long_they_waited(small: tuple[
 
 
 def test_a_preempted_request_says_so(small: tuple[PreTrainedModel, Path]) -> None:
-    running = engine(small[1], kv_cache_bytes=10 * 2 * 3 * 8 * 2 * 32 * 4, admission="immediate")
+    running = engine(small[1], kv_cache_memory_bytes=10 * 2 * 3 * 8 * 2 * 32 * 4, admission="immediate")
     found = running.generate([[1] * 30, [2] * 30], GREEDY)
     assert running.scheduler.preemptions == sum(output.preemptions for output in found) > 0
     assert found[0].preemptions == 0

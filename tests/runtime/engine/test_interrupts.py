@@ -34,7 +34,7 @@ def _finished(engine: Engine) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("interrupted", [0, 1, 2, 3, 4, 10])  # 10 is the last step
 def test_requests_and_the_prefix_cache_stay_right(tiny: Callable[..., Path], interrupted: int) -> None:
-    options: dict[str, Any] = {"quiet": True, "kv_cache_bytes": 1 << 24, "token_budget": 32}
+    options: dict[str, Any] = {"quiet": True, "kv_cache_memory_bytes": 1 << 24, "max_num_batched_tokens": 32}
     path = tiny("llama")
     expected = Engine(path, **options).generate([LONG], GREEDY)[0].completions[0].tokens
     engine = Engine(path, **options)

@@ -150,7 +150,7 @@ def test_what_cannot_be_served_is_refused_at_once(running: Engine) -> None:
     async def ask() -> None:
         running.start([5] * 5000, GREEDY)
 
-    with pytest.raises(RuntimeProblem, match="max_length"):
+    with pytest.raises(RuntimeProblem, match="max_model_len"):
         asyncio.run(ask())
 
 
@@ -216,5 +216,5 @@ def test_an_adapter_that_is_unloaded_meanwhile_is_an_error(running: Engine) -> N
 
 
 def test_what_fails_while_loading_apart_is_raised() -> None:
-    with pytest.raises(RuntimeProblem, match="max_length"):
-        in_own_thread(lambda: engine(SMELT_6M, max_length=1))
+    with pytest.raises(RuntimeProblem, match="max_model_len"):
+        in_own_thread(lambda: engine(SMELT_6M, max_model_len=1))

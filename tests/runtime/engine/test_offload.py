@@ -46,12 +46,12 @@ def test_tokens_are_those_of_weights_in_memory(
     path = tiny(architecture, torch.bfloat16, **WIDE)
     if scheme is not None:
         compressed(path, scheme, 32 if scheme == "W4A16" else None)
-    streamed = engine(path, dtype=dtype, offload="disk", kv_cache_bytes=1 << 22)
+    streamed = engine(path, dtype=dtype, offload="disk", kv_cache_memory_bytes=1 << 22)
     stream = streamed.model.stream
     assert stream is not None
     streamed.model.stream_layers(0)  # as if there were no memory for any
     stream = streamed.model.stream
-    whole = engine(path, dtype=dtype, kv_cache_bytes=1 << 22)
+    whole = engine(path, dtype=dtype, kv_cache_memory_bytes=1 << 22)
     whole.model.stack = None  # which adds in another order
     found, wanted = streamed.generate(PROMPTS, PARAMS), whole.generate(PROMPTS, PARAMS)
     assert said(found) == said(wanted)
@@ -62,26 +62,26 @@ def test_tokens_are_those_of_weights_in_memory(
 
 
 def test_layers_that_fit_stay(tiny: Callable[..., Path]) -> None:
-    streamed = engine(tiny("llama", **WIDE), offload="disk", kv_cache_bytes=1 << 22)
+    streamed = engine(tiny("llama", **WIDE), offload="disk", kv_cache_memory_bytes=1 << 22)
     assert streamed.offload_sentence() == "all layers stay in memory"
     assert said(streamed.generate(PROMPTS, PARAMS))
 
 
 def test_some_layers_stay(tiny: Callable[..., Path]) -> None:
     path = tiny("llama", **WIDE)
-    streamed = engine(path, offload="disk", kv_cache_bytes=1 << 22)
+    streamed = engine(path, offload="disk", kv_cache_memory_bytes=1 << 22)
     layer = (streamed.model.nbytes() - streamed.model.resident_bytes()) // 4  # of six layers two must be there at once
     streamed.model.stream_layers(int(2.5 * layer))
     stream = streamed.model.stream
     assert stream is not None
     assert stream.first == 2
     assert said(streamed.generate(PROMPTS, PARAMS)) == said(
-        engine(path, kv_cache_bytes=1 << 22).generate(PROMPTS, PARAMS)
+        engine(path, kv_cache_memory_bytes=1 << 22).generate(PROMPTS, PARAMS)
     )
 
 
 def test_a_step_that_fails_is_not_the_last(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    streamed = engine(tiny("llama", **WIDE), offload="disk", kv_cache_bytes=1 << 22)
+    streamed = engine(tiny("llama", **WIDE), offload="disk", kv_cache_memory_bytes=1 << 22)
     streamed.model.stream_layers(0)
     wanted = said(streamed.generate(PROMPTS, PARAMS))
     reach = type(streamed.model.stream).reach
@@ -115,7 +115,9 @@ def test_wrong_options_are_refused(options: dict[str, object], says: str) -> Non
 
 
 def test_no_file_is_left(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    streamed = engine(tiny("llama", **WIDE), offload="disk", offload_directory=str(tmp_path), kv_cache_bytes=1 << 22)
+    streamed = engine(
+        tiny("llama", **WIDE), offload="disk", offload_directory=str(tmp_path), kv_cache_memory_bytes=1 << 22
+    )
     assert list(tmp_path.iterdir()) == []
     assert said(streamed.generate(PROMPTS, PARAMS))
 
@@ -129,7 +131,7 @@ if limit:
     from smelt.system.hardware.machine import _data_bytes
     limit += _data_bytes()
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-options = {"max_length": 128, "max_sequences": 4, "token_budget": 64, "kv_cache_bytes": 4 << 20, "quiet": True}
+options = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": 4 << 20, "quiet": True}
 engine = Engine(path, offload=offload, **options)
 params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 print(json.dumps([each.completions[0].tokens for each in engine.generate(prompts, params)]))

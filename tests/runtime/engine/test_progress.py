@@ -138,7 +138,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     path: Path = save_model(model, tmp_path_factory.mktemp("model"))
     for file in path.glob("tokenizer*"):
         file.unlink()
-    return Engine(path, dtype="float32", max_sequences=8, quiet=True)
+    return Engine(path, dtype="float32", max_num_seqs=8, quiet=True)
 
 
 def renewed(
@@ -155,11 +155,11 @@ def renewed(
 ) -> Checking:
     """Give the engine another cache, scheduler and executor."""
     host = HostTier(slots) if slots else None
-    built.cache = BlockCache(blocks, size, share_prefixes=share, host=host)
+    built.cache = BlockCache(blocks, size, enable_prefix_caching=share, host=host)
     built.scheduler = Scheduler(
         built.cache,
-        token_budget=budget,
-        max_sequences=most,
+        max_num_batched_tokens=budget,
+        max_num_seqs=most,
         policy=POLICIES[policy](),
         admission=PeakAdmission(built.cache),
         swapping=Swapping("swap", size, COST) if slots else None,

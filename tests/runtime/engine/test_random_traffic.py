@@ -41,15 +41,15 @@ def _prompts(draw: random.Random) -> list[list[int]]:
 
 
 def _starved(path: Path, policy: str, *, host_blocks: int, **options: Any) -> Engine:
-    found = engine(path, max_length=LONGEST, max_sequences=1).reservation
+    found = engine(path, max_model_len=LONGEST, max_num_seqs=1).reservation
     block = found.cache // found.blocks
     return engine(
         path,
         policy=policy,
-        max_length=LONGEST,
-        max_sequences=5,
-        token_budget=24,
-        kv_cache_bytes=BLOCKS * block,
+        max_model_len=LONGEST,
+        max_num_seqs=5,
+        max_num_batched_tokens=24,
+        kv_cache_memory_bytes=BLOCKS * block,
         host_cache_bytes=host_blocks * block,
         **options,
     )
@@ -67,7 +67,7 @@ def test_tokens_are_those_of_each_request_alone(path: Path, policy: str, host: s
     draw = random.Random(f"{policy} {host}")
     prompts = _prompts(draw)
     greedy = SamplingParams(temperature=0, max_tokens=MOST, ignore_eos=True)
-    lone = engine(path, share_prefixes=False)
+    lone = engine(path, enable_prefix_caching=False)
     alone = [lone.generate(prompt, greedy)[0].completions[0].tokens for prompt in prompts]
     running = _starved(path, policy, **HOSTS[host])
     execute = running.executor.execute

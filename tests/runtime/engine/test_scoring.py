@@ -29,9 +29,9 @@ def _pairs(count: int, vocabulary: int) -> list[tuple[list[int], list[int]]]:
     "options",
     [
         {},
-        {"token_budget": 7, "block_size": 4},
-        {"block_size": 4, "kv_cache_bytes": 34},
-        {"share_prefixes": False},
+        {"max_num_batched_tokens": 7, "block_size": 4},
+        {"block_size": 4, "kv_cache_memory_bytes": 34},
+        {"enable_prefix_caching": False},
         {"policy": "static"},
     ],
     ids=["plain", "pieces", "starved", "unshared", "static"],
@@ -39,9 +39,9 @@ def _pairs(count: int, vocabulary: int) -> list[tuple[list[int], list[int]]]:
 def test_scores_are_transformers(options: dict[str, int], tiny: Callable[..., Path]) -> None:
     path = tiny()
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    if "kv_cache_bytes" in options:
-        held = options["kv_cache_bytes"] * _block_bytes(path, options["block_size"])
-        options = options | {"max_length": 112, "max_sequences": 8, "kv_cache_bytes": held}
+    if "kv_cache_memory_bytes" in options:
+        held = options["kv_cache_memory_bytes"] * _block_bytes(path, options["block_size"])
+        options = options | {"max_model_len": 112, "max_num_seqs": 8, "kv_cache_memory_bytes": held}
     engine = Engine(path, quiet=True, **options)  # type: ignore[arg-type]
     pairs = _pairs(40, model.config.vocab_size)
     found = engine.score(pairs)
@@ -51,7 +51,7 @@ def test_scores_are_transformers(options: dict[str, int], tiny: Callable[..., Pa
         expected = rows[torch.arange(len(continuation)), continuation]
         torch.testing.assert_close(torch.tensor([s.logprob for s in scores]), expected, rtol=1e-4, atol=1e-4)
         assert [s.is_best for s in scores] == (rows.argmax(-1) == torch.tensor(continuation)).tolist()
-    if "kv_cache_bytes" in options:
+    if "kv_cache_memory_bytes" in options:
         assert engine.scheduler.preemptions > 0
     engine.cache.check([])
     assert engine.generate([[1, 2, 3]], SamplingParams(max_tokens=3))[0].finished
@@ -73,9 +73,9 @@ def test_a_shared_context_is_computed_once() -> None:
 
 
 def test_a_whole_context_length_can_be_scored_and_no_more() -> None:
-    engine = Engine(SMELT_6M, max_length=32, quiet=True)
+    engine = Engine(SMELT_6M, max_model_len=32, quiet=True)
     assert len(engine.score([(list(range(2, 22)), list(range(30, 43)))])[0]) == 13
-    with pytest.raises(RuntimeProblem, match="have 34 tokens, more than the engine's max_length of 32 plus one"):
+    with pytest.raises(RuntimeProblem, match="have 34 tokens, more than the engine's max_model_len of 32 plus one"):
         engine.score([(list(range(2, 22)), list(range(30, 44)))])
     with pytest.raises(RuntimeProblem, match="the continuation is empty"):
         engine.score([([1], [])])
@@ -85,7 +85,7 @@ def test_a_whole_context_length_can_be_scored_and_no_more() -> None:
 
 def test_what_does_not_fit_into_the_cache_is_refused(tiny: Callable[..., Path]) -> None:
     path = tiny()
-    engine = Engine(path, quiet=True, block_size=4, kv_cache_bytes=5 * _block_bytes(path, 4))
+    engine = Engine(path, quiet=True, block_size=4, kv_cache_memory_bytes=5 * _block_bytes(path, 4))
     assert len(engine.score([([1] * 10, [2] * 11)])[0]) == 11
     with pytest.raises(RuntimeProblem, match="may grow to 21 tokens, which need 6 cache blocks, but there are 5"):
         engine.score([([1] * 10, [2] * 12)])
@@ -95,7 +95,12 @@ def test_prompt_logprobs_are_returned_once_when_a_prompt_is_computed_again(tiny:
     path = tiny()
     alone = Engine(path, quiet=True)
     starved = Engine(
-        path, quiet=True, block_size=4, token_budget=8, max_length=64, kv_cache_bytes=26 * _block_bytes(path, 4)
+        path,
+        quiet=True,
+        block_size=4,
+        max_num_batched_tokens=8,
+        max_model_len=64,
+        kv_cache_memory_bytes=26 * _block_bytes(path, 4),
     )
     prompts = [[(7 * i + j) % 50 + 1 for j in range(40)] for i in range(4)]
     params = SamplingParams(max_tokens=20, temperature=0, prompt_logprobs=0, ignore_eos=True)
@@ -119,5 +124,5 @@ def test_a_model_whose_logits_are_not_numbers_is_reported(tiny: Callable[..., Pa
 
 
 def _block_bytes(path: Path, block_size: int) -> int:
-    found = Engine(path, quiet=True, max_length=16, max_sequences=1, block_size=block_size).reservation
+    found = Engine(path, quiet=True, max_model_len=16, max_num_seqs=1, block_size=block_size).reservation
     return found.cache // found.blocks

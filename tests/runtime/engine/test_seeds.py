@@ -15,14 +15,14 @@ WARM = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
 
 def answers(seed: int, *params: SamplingParams) -> list[list[int]]:
     """Of one prompt, request after request."""
-    with closing(Engine(SMELT_6M, dtype="float32", quiet=True, max_sequences=4, seed=seed)) as engine:
+    with closing(Engine(SMELT_6M, dtype="float32", quiet=True, max_num_seqs=4, seed=seed)) as engine:
         return [engine.generate(["The house"], each)[0].completions[0].tokens for each in params]
 
 
 def test_the_same_request_has_another_answer_each_time() -> None:
     found = answers(0, WARM, WARM, WARM)
     assert len({tuple(each) for each in found}) == 3
-    with closing(Engine(SMELT_6M, dtype="float32", quiet=True, max_sequences=4)) as engine:
+    with closing(Engine(SMELT_6M, dtype="float32", quiet=True, max_num_seqs=4)) as engine:
         together = engine.generate(["The house"] * 3, WARM)
     assert len({tuple(each.completions[0].tokens) for each in together}) == 3
 
@@ -46,7 +46,7 @@ def test_the_coldest_temperature_is_greedy() -> None:
 
 
 def test_numbers_that_no_device_holds_are_as_good_as_the_largest() -> None:
-    engine = Engine(SMELT_6M, dtype="float32", quiet=True, max_sequences=4, max_length=64)
+    engine = Engine(SMELT_6M, dtype="float32", quiet=True, max_num_seqs=4, max_model_len=64)
     wide = SamplingParams(max_tokens=None, min_tokens=2**40, top_k=2**40)
     with closing(engine):
         made = engine._new.of_prompt([1, 2], wide, None, {}, salt=b"")

@@ -21,22 +21,22 @@ GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 
 
 def _block_bytes(path: Path, **options: Any) -> int:
-    found = engine(path, max_length=16, max_sequences=1, **options).reservation
+    found = engine(path, max_model_len=16, max_num_seqs=1, **options).reservation
     return found.cache // found.blocks
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
 @pytest.mark.parametrize("share", [True, False])
-def test_swapped_sequences_go_on_where_they_were(tiny: Callable[..., Path], kv_dtype: str, share: bool) -> None:
+def test_swapped_sequences_go_on_where_they_were(tiny: Callable[..., Path], kv_cache_dtype: str, share: bool) -> None:
     path = tiny("llama")
-    block = _block_bytes(path, kv_dtype=kv_dtype)
-    expected = engine(path, kv_dtype=kv_dtype, share_prefixes=share).generate(PROMPTS, GREEDY)
+    block = _block_bytes(path, kv_cache_dtype=kv_cache_dtype)
+    expected = engine(path, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=share).generate(PROMPTS, GREEDY)
     starved = engine(
         path,
-        kv_dtype=kv_dtype,
-        share_prefixes=share,
-        max_length=64,
-        kv_cache_bytes=13 * block,
+        kv_cache_dtype=kv_cache_dtype,
+        enable_prefix_caching=share,
+        max_model_len=64,
+        kv_cache_memory_bytes=13 * block,
         host_cache_bytes=30 * block,
         swap="swap",
         admission="immediate",
@@ -68,7 +68,7 @@ def test_a_sessions_next_turn_computes_only_new_tokens(
     disk = tmp_path / "disk"
     disk.mkdir()
     options = {"host_cache_directory": str(disk)} if on_disk else {}
-    running = engine(path, max_length=80, kv_cache_bytes=12 * block, host_cache_bytes=40 * block, **options)
+    running = engine(path, max_model_len=80, kv_cache_memory_bytes=12 * block, host_cache_bytes=40 * block, **options)
     assert not list(disk.iterdir()), "nothing that a kill could leave behind"
     first = running.generate(PROMPTS[0], GREEDY)[0]
     running.generate(PROMPTS[1:], GREEDY)
@@ -83,7 +83,7 @@ def test_a_disk_without_room_is_said(tiny: Callable[..., Path], tmp_path: Path) 
     path = tiny("llama")
     for directory, size in ((tmp_path, 1 << 60), (tmp_path / "nowhere", 1 << 20)):
         with pytest.raises(RuntimeProblem, match=r"host_cache_directory: .* cannot hold"):
-            engine(path, max_length=80, host_cache_bytes=size, host_cache_directory=str(directory))
+            engine(path, max_model_len=80, host_cache_bytes=size, host_cache_directory=str(directory))
     assert not list(tmp_path.glob("smelt-kv-*"))
     with pytest.raises(RuntimeProblem, match="host_cache_bytes is 0"):
         engine(path, host_cache_directory=str(tmp_path))
@@ -92,7 +92,7 @@ def test_a_disk_without_room_is_said(tiny: Callable[..., Path], tmp_path: Path) 
 def test_what_a_failed_step_should_have_restored_is_not_found(tiny: Callable[..., Path]) -> None:
     path = tiny("llama")
     block = _block_bytes(path)
-    running = engine(path, max_length=80, kv_cache_bytes=12 * block, host_cache_bytes=40 * block)
+    running = engine(path, max_model_len=80, kv_cache_memory_bytes=12 * block, host_cache_bytes=40 * block)
     expected = running.generate(PROMPTS[0], GREEDY)[0].completions[0].tokens
     running.generate(PROMPTS[1:], GREEDY)
     execute = running.executor.execute

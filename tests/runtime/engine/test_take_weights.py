@@ -21,7 +21,7 @@ PROMPT = list(range(5, 45))  # longer than a cache block, so that its beginning 
 def test_the_tokens_are_those_of_the_new_weights(
     architecture: str, dtype: torch.dtype, tiny: Callable[..., Path]
 ) -> None:
-    engine = Engine(tiny(architecture, dtype), quiet=True, kv_cache_bytes=1 << 24)
+    engine = Engine(tiny(architecture, dtype), quiet=True, kv_cache_memory_bytes=1 << 24)
     greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=0)
     before = engine.generate([PROMPT], greedy)[0].completions[0]
     other = make_model(architecture, dtype, seed=3).eval()
@@ -51,7 +51,7 @@ def _tied(model: torch.nn.Module) -> bool:
 
 def test_the_old_weights_are_given_back(tiny: Callable[..., Path]) -> None:
     """A training that writes its own text replaces them at each step."""
-    engine = Engine(tiny("llama", torch.bfloat16), quiet=True, kv_cache_bytes=1 << 24)
+    engine = Engine(tiny("llama", torch.bfloat16), quiet=True, kv_cache_memory_bytes=1 << 24)
     greedy = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
     other = make_model("llama", torch.bfloat16, seed=3).eval()
     state = other.state_dict()
@@ -65,7 +65,7 @@ def test_the_old_weights_are_given_back(tiny: Callable[..., Path]) -> None:
 
 
 def test_weights_do_not_change_under_requests(tiny: Callable[..., Path]) -> None:
-    engine = Engine(tiny(), quiet=True, kv_cache_bytes=1 << 24)
+    engine = Engine(tiny(), quiet=True, kv_cache_memory_bytes=1 << 24)
     engine.add_request(PROMPT, SamplingParams(max_tokens=4))
     model = make_model("llama", torch.float32)
     state = dict(model.state_dict())

@@ -27,9 +27,9 @@ PROMPTS = [torch.randint(4, 4096, (length,), generator=DRAW).tolist() for length
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "block_size": 16,
-    "token_budget": 24,
-    "max_sequences": 4,
-    "max_length": 96,
+    "max_num_batched_tokens": 24,
+    "max_num_seqs": 4,
+    "max_model_len": 96,
 }
 
 
@@ -83,7 +83,7 @@ def test_tokens_are_the_same_and_come_at_most_a_step_later(both: Callable[..., t
 
 
 def test_requests_that_the_host_must_see_run_beside_others(both: Callable[..., tuple[Engine, Engine]]) -> None:
-    plain, ahead = both(token_budget=48)
+    plain, ahead = both(max_num_batched_tokens=48)
     params = [_greedy(), _greedy(n=2), _greedy(beam_width=2), _greedy(prompt_logprobs=1), _greedy(max_tokens=2)]
     prompts = [prompt[:12] for prompt in PROMPTS]
     for one, other in zip(ahead.generate(prompts, params), plain.generate(prompts, params), strict=True):
@@ -153,7 +153,7 @@ def test_a_sequence_may_end_with_its_block_full_and_its_next_step_under_way(
 
 @pytest.mark.slow
 def test_blocks_that_came_while_the_host_looked_are_known_later(both: Callable[..., tuple[Engine, Engine]]) -> None:
-    plain, ahead = both(max_length=128, share_prefixes=False)
+    plain, ahead = both(max_model_len=128, enable_prefix_caching=False)
     params = [_greedy(max_tokens=44), _greedy(n=2, max_tokens=30)]
     prompts = [PROMPTS[4], PROMPTS[0]]
     for one, other in zip(ahead.generate(prompts, params), plain.generate(prompts, params), strict=True):
@@ -174,7 +174,7 @@ def test_a_seed_gives_the_same_tokens_in_any_company(both: Callable[..., tuple[E
 
 @pytest.mark.parametrize("most", [4, 48, 100, 256])
 def test_every_step_has_been_captured(most: int, both: Callable[..., tuple[Engine, Engine]]) -> None:
-    _, ahead = both(max_sequences=most, token_budget=700, max_length=32)
+    _, ahead = both(max_num_seqs=most, max_num_batched_tokens=700, max_model_len=32)
     executor = ahead.executor
     assert isinstance(executor, GpuExecutor)
     captured = set(executor._kinds.all())
@@ -231,8 +231,8 @@ def test_options_that_the_kernels_cannot_take_are_reported(
 
 
 def test_int4_needs_the_kernels(tiny: Callable[..., Path], both: Callable[..., tuple[Engine, Engine]]) -> None:
-    with pytest.raises(RuntimeProblem, match="kv_dtype int4 is for GPUs"):
-        Engine(tiny("llama"), kv_dtype="int4", quiet=True)
+    with pytest.raises(RuntimeProblem, match="kv_cache_dtype int4 is for GPUs"):
+        Engine(tiny("llama"), kv_cache_dtype="int4", quiet=True)
 
 
 def test_steps_of_many_rows_do_not_overlap(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

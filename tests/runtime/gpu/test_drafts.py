@@ -39,9 +39,9 @@ PROMPTS = [[1, 5, 9, 5, 9], [3, 4, 3, 4, 7, 7, 2], [11], list(range(40, 20, -1))
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "block_size": 16,
-    "token_budget": 32,
-    "max_sequences": 4,
-    "max_length": 64,
+    "max_num_batched_tokens": 32,
+    "max_num_seqs": 4,
+    "max_model_len": 64,
     "quiet": True,
 }
 PARAMS = [

@@ -25,7 +25,13 @@ from ..kernels.interpreter import interpreted
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 CPU = torch.device("cpu")
 PROMPTS = [[1, 5, 9, 5, 9], [3, 4, 3, 4, 7], [11, 12]]
-OPTIONS: dict[str, Any] = {"dtype": "float16", "block_size": 16, "token_budget": 48, "max_length": 64, "quiet": True}
+OPTIONS: dict[str, Any] = {
+    "dtype": "float16",
+    "block_size": 16,
+    "max_num_batched_tokens": 48,
+    "max_model_len": 64,
+    "quiet": True,
+}
 
 
 @pytest.mark.few(4)
@@ -105,7 +111,7 @@ def test_a_model_drafts_for_itself(architecture: str, engine_of: Callable[..., E
 
 @pytest.mark.slow
 def test_requests_are_answered_from_the_upper_bits(engine_of: Callable[..., Engine]) -> None:
-    engine = engine_of("llama", drafter="nested", upper_bits_at=1, max_sequences=1)
+    engine = engine_of("llama", drafter="nested", upper_bits_at=1, max_num_seqs=1)
     greedy = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0)
     first, _, last = engine.generate([PROMPTS[0], PROMPTS[0], PROMPTS[1]], greedy)
     assert not first.upper_bits

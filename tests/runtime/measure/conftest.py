@@ -14,5 +14,5 @@ from ..serve.serving import Serving, served, serving
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
     """smelt-6m in float32 at a free port."""
-    with serving([served(Engine(SMELT_6M, dtype="float32", max_sequences=16, quiet=True))]) as found:
+    with serving([served(Engine(SMELT_6M, dtype="float32", max_num_seqs=16, quiet=True))]) as found:
         yield found

@@ -12,7 +12,7 @@ from smelt.runtime import RuntimeProblem
 from smelt.runtime.fusions import Fusions
 from smelt.runtime.measure.ablation import EAGER, ablate, table
 
-OPTIONS: dict[str, Any] = {"output": 4, "dtype": "bfloat16", "kv_dtype": "auto", "log": lambda _: None}
+OPTIONS: dict[str, Any] = {"output": 4, "dtype": "bfloat16", "kv_cache_dtype": "auto", "log": lambda _: None}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="times steps, too, where there is a GPU")

@@ -76,9 +76,9 @@ def test_what_is_no_trace_is_said(name: str, text: str, sentence: str, tmp_path:
 
 
 def test_what_the_engine_has_no_room_for_is_refused_before_any_measurement(tmp_path: Path) -> None:
-    running = engine(SMELT_6M, max_length=64)
+    running = engine(SMELT_6M, max_model_len=64)
     with pytest.raises(
-        RuntimeProblem, match="a prompt of 60 tokens and 5 to generate exceed the engine's max_length of 64"
+        RuntimeProblem, match="a prompt of 60 tokens and 5 to generate exceed the engine's max_model_len of 64"
     ):
         measure(running, prompt=60, output=5, concurrencies=[], requests=1)
     os.mkfifo(tmp_path / "trace.csv")
@@ -88,8 +88,8 @@ def test_what_the_engine_has_no_room_for_is_refused_before_any_measurement(tmp_p
 
 @pytest.mark.parametrize("length", [0, -4, 1])
 def test_no_engine_is_made_for_less_than_a_token_and_the_next(length: int) -> None:
-    with pytest.raises(RuntimeProblem, match=r"max_length is -?\d; it must be at least 2"):
-        engine(SMELT_6M, max_length=length)
+    with pytest.raises(RuntimeProblem, match=r"max_model_len is -?\d; it must be at least 2"):
+        engine(SMELT_6M, max_model_len=length)
 
 
 def test_the_command_prints_json_and_refuses_in_a_sentence(tmp_path: Path) -> None:

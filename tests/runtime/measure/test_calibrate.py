@@ -22,7 +22,7 @@ TINY = (Shape(64, 128, 2, 2, 1, 512), Shape(128, 256, 3, 4, 2, 512))
 
 def test_recorded_steps_are_all_that_was_computed(tiny: Callable[..., Path]) -> None:
     path = tiny()
-    running = engine(path, max_length=96, share_prefixes=False)
+    running = engine(path, max_model_len=96, enable_prefix_caching=False)
     recorder = StepRecorder(running)
     sizes = [(40, 5), (7, 12), (60, 1)]
     params = [SamplingParams(temperature=0, max_tokens=output, ignore_eos=True) for _, output in sizes]
@@ -45,7 +45,7 @@ def test_random_checkpoints_are_served(scheme: str | None, tmp_path: Path) -> No
     size = model_size(ModelDirectory("random", tmp_path / "model"))
     assert size.hidden == 64
     assert size.linears[0].weight_bits == (16 if chosen is None else chosen.args.num_bits)
-    running = engine(tmp_path / "model", dtype="auto", max_length=64)
+    running = engine(tmp_path / "model", dtype="auto", max_model_len=64)
     found = running.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))[0]
     assert len(found.completions[0].tokens) == 4
 

@@ -82,12 +82,12 @@ def checkpoint(request: pytest.FixtureRequest, tiny: Callable[..., Path], tmp_pa
 )
 def test_a_model_drafts_for_itself(native: ModuleType, checkpoint: Path, params: dict[str, Any]) -> None:
     """Its tokens are those without drafts, and no memory is taken besides."""
-    engine = Engine(checkpoint, drafter="nested", draft_tokens=3, quiet=True, max_length=128)
+    engine = Engine(checkpoint, drafter="nested", draft_tokens=3, quiet=True, max_model_len=128)
     sampling = SamplingParams(max_tokens=32, ignore_eos=True, **params)
     drafted = engine.generate(PROMPTS, sampling)
     assert engine.drafting is not None
     assert (engine.drafting.total.acceptance or 0) > 0.1  # of random weights; another model's would be one of thousands
-    plain = Engine(checkpoint, quiet=True, max_length=128)
+    plain = Engine(checkpoint, quiet=True, max_model_len=128)
     assert engine.reservation.weights == plain.reservation.weights
     engine.scheduler.drafting = None
     alone = engine.generate(PROMPTS, sampling)

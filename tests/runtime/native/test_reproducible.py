@@ -22,11 +22,11 @@ pytestmark = pytest.mark.skipif(
 # What is stored, of which architecture, and how the engine keeps keys and values.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bfloat16": ("llama", {}, {}),
-    "bfloat16, int8 cache": ("llama", {}, {"kv_dtype": "int8"}),
+    "bfloat16, int8 cache": ("llama", {}, {"kv_cache_dtype": "int8"}),
     "W4A16": ("qwen3", {"scheme": "W4A16", "group_size": 32}, {}),
     "W4A16, exact inputs": ("llama", {"scheme": "W4A16", "group_size": 32}, {"exact_inputs": True}),
     "W8A8": ("llama", {"scheme": "W8A8"}, {}),
-    "W8A8, int8 cache": ("llama", {"scheme": "W8A8"}, {"kv_dtype": "int8"}),
+    "W8A8, int8 cache": ("llama", {"scheme": "W8A8"}, {"kv_cache_dtype": "int8"}),
     "W4A4, int4 cache": ("llama", {"scheme": "W4A4", "group_size": 32, "kv_cache": "int4"}, {}),
     "NVFP4": ("llama", {"scheme": "NVFP4"}, {}),
     "windows and caps": ("gemma2", {}, {}),
@@ -76,9 +76,11 @@ def test_company_changes_nothing(name: str, checkpoint: Callable[[str, dict[str,
     path = checkpoint(architecture, quantize)
     draw = random.Random(name)
     common: dict[str, Any] = {"reproducible": True, "quiet": True, "block_size": 16, **options}
-    alone = Engine(path, max_sequences=3, token_budget=512, share_prefixes=False, **common)
+    alone = Engine(path, max_num_seqs=3, max_num_batched_tokens=512, enable_prefix_caching=False, **common)
     block = alone.reservation.cache // alone.reservation.blocks
-    crowded = Engine(path, max_sequences=9, token_budget=draw.choice([7, 48]), kv_cache_bytes=7 * block, **common)
+    crowded = Engine(
+        path, max_num_seqs=9, max_num_batched_tokens=draw.choice([7, 48]), kv_cache_memory_bytes=7 * block, **common
+    )
     requests = _requests(draw)
     wanted = [_seen(alone.generate([prompt], params)[0]) for prompt, params in requests]
     waiting, found = dict(enumerate(requests)), {}

@@ -17,7 +17,7 @@ from ..speculation.head_reference import ReferenceHead
 from ..speculation.watched_head import WatchedHead
 
 PROMPTS = [[1, 5, 9, 5, 9, 5, 9], [3, 4], [11], list(range(60, 5, -1))]
-ENGINE: dict[str, Any] = {"quiet": True, "max_length": 128, "kv_cache_bytes": 1 << 22, "block_size": 4}
+ENGINE: dict[str, Any] = {"quiet": True, "max_model_len": 128, "kv_cache_memory_bytes": 1 << 22, "block_size": 4}
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, seed=3, top_p=0.95, ignore_eos=True)
 
 

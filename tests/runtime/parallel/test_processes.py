@@ -155,7 +155,7 @@ def test_a_drafter_that_cannot_be_loaded_ends_all_ranks() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["tp", "cp"])
 def test_preempted_sequences_come_back_from_host_memory(way: str) -> None:
-    small = {"kv_cache_bytes": 1 << 20, "host_cache_bytes": 1 << 24, "swap": "swap", "admission": "immediate"}
+    small = {"kv_cache_memory_bytes": 1 << 20, "host_cache_bytes": 1 << 24, "swap": "swap", "admission": "immediate"}
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     prompts = [prompt * 2 for prompt in PROMPTS] * 2
     one, two = engine(SMELT_6M), engine(SMELT_6M, **{way: 2}, **small)
@@ -206,7 +206,7 @@ def test_closing_ends_its_processes() -> None:
     [
         ({"tp": 5, "dtype": "float32"}, "cannot be divided between 5 ranks"),
         ({"tp": 2, "compile": True}, "are for one process"),
-        ({"tp": 2, "kv_cache_bytes": 1}, "the KV cache does not fit"),
+        ({"tp": 2, "kv_cache_memory_bytes": 1}, "the KV cache does not fit"),
         ({"tp": 0}, "tp is 0"),
         ({"pp": 2, "cp": 2}, "stages do not divide sequences"),
         ({"pp": 7}, "6 layers cannot be divided between 7 stages"),
@@ -241,14 +241,14 @@ def test_a_launched_number_must_be_tp(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         {"tp": 2, "pp": 2},
         {"tp": 2, "cp": 2},
-        {"cp": 2, "kv_dtype": "int8"},
+        {"cp": 2, "kv_cache_dtype": "int8"},
         {"tp": 2, "offload": "disk"},
-        {"pp": 2, "kv_dtype": "int8"},
+        {"pp": 2, "kv_cache_dtype": "int8"},
     ],
 )
 def test_ways_together(options: dict[str, object]) -> None:
     running = engine(SMELT_6M, **options)
-    own = {name: value for name, value in options.items() if name == "kv_dtype"}
+    own = {name: value for name, value in options.items() if name == "kv_cache_dtype"}
     assert said(running.generate(PROMPTS, PARAMS)) == said(engine(SMELT_6M, **own).generate(PROMPTS, PARAMS))
     running.close()
 

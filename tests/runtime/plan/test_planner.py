@@ -73,7 +73,7 @@ def test_llama_3_8b_on_an_h100_by_hand(on_h100: ServingPlan) -> None:
 
 
 def test_times_are_those_of_the_cost_model(on_h100: ServingPlan, llama_8b: ModelDirectory) -> None:
-    size = model_size(llama_8b, scheme=resolve("W4A16", 128), kv_dtype="int8")
+    size = model_size(llama_8b, scheme=resolve("W4A16", 128), kv_cache_dtype="int8")
     cost = RooflineCost(size, load_device("h100-sxm"))
     found = _by_label(on_h100)["W4A16 g128, int8 cache"].figures
     assert found.weight_bytes == size.weight_bytes
@@ -95,7 +95,7 @@ def test_a_cpu_keeps_what_its_kernels_keep(tmp_path: Path) -> None:
     found = {each.label: each for each in find_candidates(directory, on_cpu=True, constants=())}
     assert found["FP8_DYNAMIC"].size.weight_bytes == found["bfloat16"].size.weight_bytes
     assert found["W2A16 g128"].size.weight_bytes == found["W4A16 g128"].size.weight_bytes
-    assert {each.kv_dtype for each in found.values()} == {"auto", "int8", "fp8"}
+    assert {each.kv_cache_dtype for each in found.values()} == {"auto", "int8", "fp8"}
 
 
 def test_what_gains_nothing_is_not_recommended(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_quantized_checkpoint_varies_its_cache_alone(
         recipe(tiny(dtype=torch.bfloat16), {"evaluate": False}, scheme="W4A16", rounding="nearest", group_size=32)
     ).checkpoint
     found = plan(ModelDirectory("made", path), PlanRequest("h100-sxm"))
-    assert {each.candidate.kv_dtype for each in found.planned} == set(BY_NAME)
+    assert {each.candidate.kv_cache_dtype for each in found.planned} == set(BY_NAME)
     assert {each.candidate.dropped for each in found.planned} == {0}
     with pytest.raises(RuntimeProblem, match="is quantized already"):
         plan(ModelDirectory("made", path), PlanRequest("h100-sxm", schemes=("W8A8",)))

@@ -85,8 +85,8 @@ class Drive:
     policy: str = "fcfs"
     blocks: int = 1000
     block_size: int = 4
-    token_budget: int = 16
-    max_sequences: int = 8
+    max_num_batched_tokens: int = 16
+    max_num_seqs: int = 8
     predicts: bool = False
     share: bool = False
     slots: int = 0
@@ -104,11 +104,11 @@ class Drive:
 
     def __post_init__(self) -> None:
         host = HostTier(self.slots) if self.slots else None
-        self.cache = BlockCache(self.blocks, self.block_size, share_prefixes=self.share, host=host)
+        self.cache = BlockCache(self.blocks, self.block_size, enable_prefix_caching=self.share, host=host)
         self.scheduler = Scheduler(
             self.cache,
-            token_budget=self.token_budget,
-            max_sequences=self.max_sequences,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
             policy=POLICIES[self.policy](),
             admission=PeakAdmission(self.cache) if self.predicts else None,
             swapping=Swapping(self.swap, self.block_size, COST) if self.slots else None,

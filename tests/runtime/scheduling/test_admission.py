@@ -38,8 +38,8 @@ def test_a_prefix_that_all_share_counts_once() -> None:
         cache = BlockCache(320, 16)
         scheduler = Scheduler(
             cache,
-            token_budget=512,
-            max_sequences=32,
+            max_num_batched_tokens=512,
+            max_num_seqs=32,
             policy=POLICIES["fcfs"](),
             admission=PeakAdmission(cache) if predicts else None,
         )
@@ -67,7 +67,7 @@ def test_a_prefix_that_all_share_counts_once() -> None:
 def _preemptions(policy: str, *, predicts: bool) -> tuple[int, int, float]:
     """Requests that may generate far more than they do, faster than the cache has room for them."""
     draw = random.Random(0)
-    drive = Drive(policy, blocks=160, token_budget=64, max_sequences=32, predicts=predicts)
+    drive = Drive(policy, blocks=160, max_num_batched_tokens=64, max_num_seqs=32, predicts=predicts)
     for i in range(400):
         drive.add(str(i), draw.randint(4, 24), draw.choice([8, 60, 100]), most=500)
         for _ in range(6):
@@ -104,7 +104,9 @@ def test_who_waits_is_looked_up_again_only_when_something_has_changed() -> None:
     admission = PeakAdmission(cache)
     for _ in range(20):
         admission.ended(_sequence(101, 0))  # which have generated a hundred tokens each
-    scheduler = Scheduler(cache, token_budget=4096, max_sequences=8, policy=POLICIES["fcfs"](), admission=admission)
+    scheduler = Scheduler(
+        cache, max_num_batched_tokens=4096, max_num_seqs=8, policy=POLICIES["fcfs"](), admission=admission
+    )
     requests = [Request(str(i), [*range(1000 * i, 1000 * i + 640)], SamplingParams(), 800) for i in range(3)]
     for request in requests:
         request.forked = True

@@ -79,7 +79,7 @@ def test_prompts_come_before_decodes() -> None:
 
 
 def test_a_batch_starts_when_the_last_has_ended() -> None:
-    drive = Drive("static", max_sequences=2)
+    drive = Drive("static", max_num_seqs=2)
     for name, output in (("a", 2), ("b", 9), ("c", 2)):
         drive.add(name, 3, output)
     drive.run()
@@ -87,7 +87,7 @@ def test_a_batch_starts_when_the_last_has_ended() -> None:
 
 
 def test_the_most_urgent_interrupt_others() -> None:
-    drive = Drive("priority", max_sequences=2)
+    drive = Drive("priority", max_num_seqs=2)
     drive.add("a", 3, 20, priority=1)
     drive.add("b", 3, 20, priority=2)
     drive.step()
@@ -114,7 +114,7 @@ def test_the_most_urgent_get_blocks_of_others() -> None:
 
 
 def test_the_earliest_deadline_goes_first() -> None:
-    drive = Drive("deadline", max_sequences=1)
+    drive = Drive("deadline", max_num_seqs=1)
     drive.add("none", 3, 12)
     drive.step()
     drive.add("late", 3, 5, deadline=1000)
@@ -125,7 +125,7 @@ def test_the_earliest_deadline_goes_first() -> None:
 
 
 def test_the_shortest_prediction_goes_first() -> None:
-    drive = Drive("shortest", max_sequences=1)
+    drive = Drive("shortest", max_num_seqs=1)
     drive.add("none", 3, 12)
     drive.add("wrong", 3, 20, predicted=1)
     drive.add("right", 3, 5, predicted=5)
@@ -134,7 +134,7 @@ def test_the_shortest_prediction_goes_first() -> None:
 
 
 def test_short_requests_do_not_hold_up_a_long_one_forever() -> None:
-    drive = Drive("shortest", max_sequences=1)
+    drive = Drive("shortest", max_num_seqs=1)
     drive.add("long", 3, 50)
     for i in range(40):
         drive.add(f"short {i}", 3, 2)
@@ -177,7 +177,7 @@ def test_short_outputs_overtake_long_ones_that_came_first() -> None:
     """Nobody knows their lengths: two long ones use their quanta, and make way."""
     ended = {}
     for policy in ("fcfs", "mlfq"):
-        drive = Drive(policy, max_sequences=2)
+        drive = Drive(policy, max_num_seqs=2)
         for name, output in (("long 1", 60), ("long 2", 60), ("short 1", 3), ("short 2", 3)):
             drive.add(name, 4, output)
         drive.run()
@@ -189,7 +189,7 @@ def test_short_outputs_overtake_long_ones_that_came_first() -> None:
 
 
 def test_a_long_prompt_skips_the_first_queues() -> None:
-    drive = Drive("mlfq", max_sequences=1, token_budget=64)
+    drive = Drive("mlfq", max_num_seqs=1, max_num_batched_tokens=64)
     drive.add("teacher", 64, 2)  # a second for 64 tokens
     drive.run()
     drive.add("long", 640, 2)
@@ -199,7 +199,7 @@ def test_a_long_prompt_skips_the_first_queues() -> None:
 
 
 def test_who_is_not_served_gets_its_turn() -> None:
-    drive = Drive("mlfq", max_sequences=1)
+    drive = Drive("mlfq", max_num_seqs=1)
     drive.add("long", 4, 2000)
     for i in range(800):
         drive.add(f"short {i}", 3, 1)

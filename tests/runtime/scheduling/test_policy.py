@@ -43,7 +43,7 @@ SEVERAL = SamplingParams(n=2, temperature=0.8, seed=1, max_tokens=5)
 
 
 def test_the_shortest_prompt_is_served_first(tiny: Callable[..., Path], named: str) -> None:
-    running = engine(tiny("llama"), policy=named, max_sequences=1)
+    running = engine(tiny("llama"), policy=named, max_num_seqs=1)
     order: list[str] = []
     for i, prompt in enumerate(PROMPTS):
         running.add_request(prompt, GREEDY, id=str(i))
@@ -58,9 +58,11 @@ def test_tokens_do_not_depend_on_the_policy(tiny: Callable[..., Path], named: st
     path = tiny("llama")
     params = [GREEDY, BEAMS, GREEDY, SEVERAL, BEAMS]
     expected = engine(path).generate(PROMPTS, params)
-    running = engine(path, policy=named, token_budget=16)
+    running = engine(path, policy=named, max_num_batched_tokens=16)
     running.cache = BlockCache(blocks, 8)
-    running.scheduler = Scheduler(running.cache, token_budget=16, max_sequences=8, policy=ShortestPromptFirst())
+    running.scheduler = Scheduler(
+        running.cache, max_num_batched_tokens=16, max_num_seqs=8, policy=ShortestPromptFirst()
+    )
     found = running.generate(PROMPTS, params)
     assert [[c.tokens for c in o.completions] for o in found] == [[c.tokens for c in o.completions] for o in expected]
     assert (running.scheduler.preemptions > 0) == (blocks < 40)
@@ -91,7 +93,7 @@ def _run(scheduler: Scheduler, steps: int) -> None:
 
 def test_a_policy_cannot_break_a_step() -> None:
     """Who is in the step already is never asked to give way: here the second of two lacks a block, and has to give up its own."""
-    scheduler = Scheduler(BlockCache(5, 4), token_budget=16, max_sequences=4, policy=LetsTheFirstGiveWay())
+    scheduler = Scheduler(BlockCache(5, 4), max_num_batched_tokens=16, max_num_seqs=4, policy=LetsTheFirstGiveWay())
     sequences: list[Sequence] = []
     for i in range(2):
         request = Request(str(i), [i] * 7, SamplingParams(), 16)

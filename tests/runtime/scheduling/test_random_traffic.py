@@ -62,8 +62,8 @@ class Traffic:
             self.policy,
             blocks=blocks,
             block_size=size,
-            token_budget=48 if self.swap == "auto" else draw.choice([2, 5, 16, 48]),
-            max_sequences=draw.choice([3, 6, 12]),
+            max_num_batched_tokens=48 if self.swap == "auto" else draw.choice([2, 5, 16, 48]),
+            max_num_seqs=draw.choice([3, 6, 12]),
             predicts=self.seed % 2 == 0,
             share=self.seed != 3,
             slots=max(1, int(share * blocks)) if share else 0,
@@ -154,8 +154,8 @@ class Traffic:
         plan = drive.step()
         fails = drive.broken > broken
         self.steps += bool(plan.chunks)
-        assert plan.tokens <= drive.token_budget
-        assert len(plan.chunks) <= drive.max_sequences
+        assert plan.tokens <= drive.max_num_batched_tokens
+        assert len(plan.chunks) <= drive.max_num_seqs
         for name in before - set(drive.requests):
             self._left(name, "error" if fails else "itself")
         if fails or any(chunk.is_last for chunk in plan.chunks):
@@ -252,7 +252,7 @@ class Traffic:
 
     def _computed(self, request: Request) -> int:
         """The most steps in which all its tokens are computed."""
-        return -(-request.grows_to // self.drive.token_budget)
+        return -(-request.grows_to // self.drive.max_num_batched_tokens)
 
     def _state(self, sequence: Sequence) -> str:
         if self.drive.is_started(sequence):

@@ -71,7 +71,7 @@ def test_what_an_empty_plan_saves_is_copied_with_the_next_one(policy: str) -> No
 
 def test_swapping_ahead_forgets_no_queue() -> None:
     """Those of all requests that wait, too, of which there are many more than of those that pause."""
-    drive = Drive("mlfq", blocks=40, slots=400, swap="swap", max_sequences=8)
+    drive = Drive("mlfq", blocks=40, slots=400, swap="swap", max_num_seqs=8)
     for i in range(300):
         drive.add(f"{i}", 6, 12)
     jobs: dict[int, Any] = {}

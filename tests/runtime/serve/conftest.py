@@ -14,7 +14,7 @@ from .serving import Serving, served, serving
 @pytest.fixture(scope="session")
 def engine() -> Engine:
     """smelt-6m in float32, so that its tokens do not depend on what else runs."""
-    return Engine(SMELT_6M, dtype="float32", max_sequences=16, quiet=True)
+    return Engine(SMELT_6M, dtype="float32", max_num_seqs=16, quiet=True)
 
 
 @pytest.fixture(scope="session")

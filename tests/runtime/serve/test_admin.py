@@ -35,7 +35,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fresh() -> Iterator[Serving]:
     """A server with one model, and memory for two."""
-    loader = ModelLoader(EngineConfig(dtype="float32", max_sequences=8, quiet=True), share=2)
+    loader = ModelLoader(EngineConfig(dtype="float32", max_num_seqs=8, quiet=True), share=2)
     with serving([loader.load("base", SMELT_6M)], ServerConfig(admin_keys=("admin",)), loader) as found:
         yield found
 
@@ -105,7 +105,7 @@ def test_requests_keep_the_model_that_they_began_with(fresh: Serving) -> None:
 
 
 def test_what_takes_too_long_after_unloading_is_aborted() -> None:
-    loader = ModelLoader(EngineConfig(dtype="float32", max_sequences=8, quiet=True), share=1)
+    loader = ModelLoader(EngineConfig(dtype="float32", max_num_seqs=8, quiet=True), share=1)
     config = ServerConfig(admin_keys=("admin",), drain_seconds=0)
     with serving([loader.load("base", SMELT_6M)], config, loader) as server:
         answers: list[httpx2.Response] = []

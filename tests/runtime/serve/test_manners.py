@@ -130,7 +130,7 @@ def test_more_requests_than_allowed_are_asked_to_come_back(engine: Engine) -> No
 
 
 def test_the_engines_own_queue_is_a_limit_too() -> None:
-    engine = Engine(SMELT_6M, max_sequences=1, max_waiting=1, quiet=True)
+    engine = Engine(SMELT_6M, max_num_seqs=1, max_waiting=1, quiet=True)
     with serving([served(engine)]) as found:
 
         async def many() -> list[int]:

@@ -304,7 +304,7 @@ def test_the_prefix_cache_is_counted_in_tokens(fresh: Serving) -> None:
 
 
 def test_without_a_prefix_cache_nothing_is_looked_up() -> None:
-    with serving([served(small_engine(SMELT_6M, share_prefixes=False))]) as found:
+    with serving([served(small_engine(SMELT_6M, enable_prefix_caching=False))]) as found:
         _complete(found)
         page = Page(found.url)
     assert page("prompt_tokens_total") > 0
@@ -331,7 +331,7 @@ def test_what_runs_and_waits_is_read_during_a_step(fresh: Serving, engine: Engin
 
 def test_preemptions_are_the_schedulers() -> None:
     block = 8 * 2 * 6 * 4 * 32 * 4
-    running = small_engine(SMELT_6M, kv_cache_bytes=10 * block, admission="immediate", max_length=80)
+    running = small_engine(SMELT_6M, kv_cache_memory_bytes=10 * block, admission="immediate", max_model_len=80)
     with serving([served(running)]) as found:
         _complete(found, prompt=[[5] * 30, [6] * 30], max_tokens=20)
         page = Page(found.url)

@@ -24,7 +24,7 @@ def test_no_request_makes_the_server_fail_or_break_its_own_description(tmp_path:
     if not program.exists():
         pytest.skip("needs schemathesis, which is in the dev extra")
     # Short, so that valid requests end soon.
-    engine = Engine(SMELT_6M, max_length=96, max_sequences=8, quiet=True)
+    engine = Engine(SMELT_6M, max_model_len=96, max_num_seqs=8, quiet=True)
     with serving([served(engine)]) as server:
         command = [
             str(program), "run", f"{server.url}/openapi.json", "--checks", CHECKS, "--max-examples", "40", "--seed", "1",

@@ -31,7 +31,7 @@ COST = LinearCost(step=1.0, token=0.01, sequence=0.02, cached=0.001)
 
 def test_one_request_takes_what_arithmetic_says() -> None:
     """100 tokens in two steps of 60 and 40, then four decodes."""
-    found = simulate([Arrival(0.0, 100, 5)], SimulatedEngine(blocks=100, token_budget=60), COST)
+    found = simulate([Arrival(0.0, 100, 5)], SimulatedEngine(blocks=100, max_num_batched_tokens=60), COST)
     prefill = (1 + 0.6 + 0.06) + (1 + 0.4 + 0.02 + 0.1)
     decodes = [1 + 0.01 + 0.02 + 0.001 * context for context in range(101, 105)]
     assert found.steps == 6
@@ -53,7 +53,9 @@ def test_a_pause_without_requests_is_not_busy() -> None:
 @pytest.mark.parametrize("pause", [1.0, 10.0])
 def test_repeated_steps_are_those_one_by_one(policy: str, pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals = random_traffic(120, pause=pause)
-    options = SimulatedEngine(blocks=120, policy=policy, admission="immediate", token_budget=64, max_sequences=12)
+    options = SimulatedEngine(
+        blocks=120, policy=policy, admission="immediate", max_num_batched_tokens=64, max_num_seqs=12
+    )
     fast = simulate(arrivals, options, COST)
     monkeypatch.setattr(Replica, "_repeat", lambda *_: None)
     slow = simulate(arrivals, options, COST)
@@ -145,12 +147,12 @@ def test_plans_are_those_of_the_engine(policy: str, tiny: Callable[..., Path], m
     was scheduled, and when it ended."""
     draw = random.Random(policy)
     sizes = [(draw.randint(1, 60), draw.randint(1, 30)) for _ in range(24)]
-    running = engine(tiny("llama", num_hidden_layers=1), policy=policy, max_length=96, share_prefixes=False)
-    options: dict[str, Any] = {"token_budget": 32, "max_sequences": 6, "block_size": 8}
+    running = engine(tiny("llama", num_hidden_layers=1), policy=policy, max_model_len=96, enable_prefix_caching=False)
+    options: dict[str, Any] = {"max_num_batched_tokens": 32, "max_num_seqs": 6, "block_size": 8}
     blocks = 26
     made = SimulatedEngine(blocks=blocks, policy=policy, **options)
-    running.cache = made.scheduler(share_prefixes=False).cache
-    running.scheduler = made.scheduler(share_prefixes=False)
+    running.cache = made.scheduler(enable_prefix_caching=False).cache
+    running.scheduler = made.scheduler(enable_prefix_caching=False)
     running.cache = running.scheduler.cache
     came: list[float] = []
     seen: list[tuple[float, dict[str, tuple[int, int]]]] = []
@@ -215,7 +217,7 @@ def test_feedback_queues_do_not_spend_their_time_on_computing_prompts_again() ->
     arrivals = synthetic(*lengths, count=400, rate=1.3, longest=4096, burstiness=1.0, seed=0)
     cost = LinearCost(step=0.0165, token=1.6e-4, cached=2e-7)
     first, feedback = (
-        simulate(arrivals, SimulatedEngine(981, policy=policy, max_sequences=16, max_tokens=2048), cost)
+        simulate(arrivals, SimulatedEngine(981, policy=policy, max_num_seqs=16, max_tokens=2048), cost)
         for policy in ("fcfs", "mlfq")
     )
     assert feedback.completion.mean < 2.5 * first.completion.mean

@@ -42,8 +42,8 @@ def test_log_probabilities_have_the_same_bits(
     path, options = (model, {}) if verifier == "bfloat16" else (w4, {"reproducible": True})
     sampling = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=3, **params)
     drafts = {"drafter": str(w4) if drafter == "w4" else drafter, "draft_tokens": 3, "draft_branches": branches}
-    engine = Engine(path, quiet=True, max_length=64, **drafts, **options)
-    alone = Engine(path, quiet=True, max_length=64, **options)
+    engine = Engine(path, quiet=True, max_model_len=64, **drafts, **options)
+    alone = Engine(path, quiet=True, max_model_len=64, **options)
     for drafted, expected in zip(engine.generate(PROMPTS, sampling), alone.generate(PROMPTS, sampling), strict=True):
         assert drafted.completions == expected.completions
     assert engine.drafting is not None
@@ -57,9 +57,9 @@ def test_drafts_make_no_step_so_long_that_torch_computes_it(branches: int, tiny:
     model = tiny("llama", torch.bfloat16)
     prompts = [[1 + i, 5, 9, 5, 9, 5, 9] for i in range(7)]
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, logprobs=3)
-    wanted = Engine(model, quiet=True, max_length=64).generate(prompts, params)
+    wanted = Engine(model, quiet=True, max_model_len=64).generate(prompts, params)
     engine = Engine(
-        model, quiet=True, max_length=64, drafter="lookup", draft_tokens=24, draft_branches=branches, max_sequences=8
+        model, quiet=True, max_model_len=64, drafter="lookup", draft_tokens=24, draft_branches=branches, max_num_seqs=8
     )
     pretend(engine, wanted)
     most = engine.scheduler.same_rows

@@ -21,7 +21,7 @@ from .head_reference import ReferenceHead
 from .watched_head import WatchedHead
 
 PROMPTS = [[1, 5, 9, 5, 9, 5, 9], [3, 4], [11], [8, 1, 2, 8, 1, 2, 8, 1], list(range(60, 5, -1))]
-ENGINE: dict[str, Any] = {"quiet": True, "max_length": 128, "kv_cache_bytes": 1 << 22, "block_size": 16}
+ENGINE: dict[str, Any] = {"quiet": True, "max_model_len": 128, "kv_cache_memory_bytes": 1 << 22, "block_size": 16}
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, seed=3, top_p=0.95, repetition_penalty=1.1, ignore_eos=True)
 
@@ -94,10 +94,10 @@ def test_the_compiled_kernels_compute_the_same(made: Callable[..., tuple[Path, R
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {"token_budget": 5},
+    {"max_num_batched_tokens": 5},
     {"block_size": 4, "blocks": 40, "admission": "immediate"},
-    {"policy": "mlfq", "max_sequences": 2},
-    {"share_prefixes": False, "draft_branches": 2},
+    {"policy": "mlfq", "max_num_seqs": 2},
+    {"enable_prefix_caching": False, "draft_branches": 2},
     {"block_size": 4, "draft_branches": 3},
 ]
 
@@ -114,7 +114,7 @@ def test_features_follow_their_tokens(
         answers = tokens(plain, SAMPLED)
     if blocks:
         probe = Engine(str(model), drafter=str(directory), **given)
-        given["kv_cache_bytes"] = probe.reservation.cache // probe.reservation.blocks * blocks
+        given["kv_cache_memory_bytes"] = probe.reservation.cache // probe.reservation.blocks * blocks
         probe.close()
     with closing(Engine(str(model), drafter=str(directory), draft_tokens=4, **given)) as engine:
         watched = WatchedHead(engine, PROMPTS, answers)
@@ -137,7 +137,7 @@ def test_blocks_that_return_from_host_memory_have_their_features(
     with closing(Engine(str(model), **ENGINE)) as plain:
         answers = tokens(plain, SAMPLED)
     probe = Engine(str(model), drafter=str(directory), **given)
-    given["kv_cache_bytes"] = probe.reservation.cache // probe.reservation.blocks * 34
+    given["kv_cache_memory_bytes"] = probe.reservation.cache // probe.reservation.blocks * 34
     probe.close()
     with closing(Engine(str(model), drafter=str(directory), draft_tokens=3, **given)) as engine:
         watched, swapped = WatchedHead(engine, PROMPTS, answers), list[int]()

@@ -28,7 +28,7 @@ PROMPTS = [
     list(range(40, 5, -1)),
 ]
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
-ENGINE: dict[str, Any] = {"quiet": True, "max_length": 96, "kv_cache_bytes": 1 << 22}
+ENGINE: dict[str, Any] = {"quiet": True, "max_model_len": 96, "kv_cache_memory_bytes": 1 << 22}
 
 
 def perturbed(model: Any, share: float) -> Any:
@@ -157,15 +157,15 @@ def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: s
 @pytest.mark.parametrize(
     "options",
     [
-        {"token_budget": 5},
-        {"kv_cache_bytes": None, "max_sequences": 2},
+        {"max_num_batched_tokens": 5},
+        {"kv_cache_memory_bytes": None, "max_num_seqs": 2},
         {"block_size": 4, "blocks": 24, "admission": "immediate"},
         {"block_size": 4, "blocks": 24, "admission": "immediate", "host_cache_bytes": 1 << 20, "swap": "swap"},
-        {"policy": "mlfq", "max_sequences": 2},
+        {"policy": "mlfq", "max_num_seqs": 2},
         {"policy": "prefill_first"},
-        {"policy": "sarathi", "token_budget": 7},
-        {"kv_dtype": "int8"},
-        {"share_prefixes": False},
+        {"policy": "sarathi", "max_num_batched_tokens": 7},
+        {"kv_cache_dtype": "int8"},
+        {"enable_prefix_caching": False},
     ],
     ids=lambda options: " ".join(f"{key}={value}" for key, value in options.items()),
 )
@@ -179,7 +179,9 @@ def test_whatever_the_cache_and_the_scheduler_do(
         if blocks is None:
             return Engine(drafters["itself"], **given, **more)
         probe = Engine(drafters["itself"], **given, **more).reservation
-        return Engine(drafters["itself"], **(given | {"kv_cache_bytes": probe.cache // probe.blocks * blocks}), **more)
+        return Engine(
+            drafters["itself"], **(given | {"kv_cache_memory_bytes": probe.cache // probe.blocks * blocks}), **more
+        )
 
     alone, drafted = engine(), engine(drafter=drafters[drafter], draft_tokens=5)
     long = SamplingParams(max_tokens=40, seed=4, temperature=0.5, ignore_eos=True)
@@ -243,7 +245,7 @@ def test_sampled_tokens_follow_the_models_distribution(
     path = tiny("llama", vocab_size=size, bos_token_id=1, eos_token_id=2)
     other = make_model("llama", torch.float32, vocab_size=size, bos_token_id=1, eos_token_id=2)
     drafter = str(save_model(perturbed(other, 0.5), tmp_path / "other"))
-    engine = Engine(path, drafter=drafter, draft_tokens=2, quiet=True, max_length=16, max_sequences=64)
+    engine = Engine(path, drafter=drafter, draft_tokens=2, quiet=True, max_model_len=16, max_num_seqs=64)
     sampling = [SamplingParams(max_tokens=3, ignore_eos=True, seed=seed, **params) for seed in range(draws)]
     outputs = engine.generate([prompt] * draws, sampling)
     assert engine.drafting is not None

@@ -132,12 +132,12 @@ def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: s
 @pytest.mark.parametrize(
     "options",
     [
-        {"token_budget": 7},
+        {"max_num_batched_tokens": 7},
         {"block_size": 1},
         {"block_size": 4, "blocks": 24, "admission": "immediate"},
         {"block_size": 4, "blocks": 24, "admission": "immediate", "host_cache_bytes": 1 << 20, "swap": "swap"},
-        {"policy": "mlfq", "max_sequences": 2},
-        {"kv_dtype": "int8"},
+        {"policy": "mlfq", "max_num_seqs": 2},
+        {"kv_cache_dtype": "int8"},
         {"draft_tokens": "auto"},
     ],
     ids=lambda options: " ".join(f"{key}={value}" for key, value in options.items()),
@@ -154,7 +154,9 @@ def test_whatever_the_cache_and_the_scheduler_do(
         if blocks is None:
             return Engine(drafters["itself"], **given, **more)
         probe = Engine(drafters["itself"], **given, **more).reservation
-        return Engine(drafters["itself"], **(given | {"kv_cache_bytes": probe.cache // probe.blocks * blocks}), **more)
+        return Engine(
+            drafters["itself"], **(given | {"kv_cache_memory_bytes": probe.cache // probe.blocks * blocks}), **more
+        )
 
     alone = engine()
     drafted = engine(drafter=drafters[drafter], draft_tokens=drafted_tokens, draft_branches=3)
@@ -165,7 +167,7 @@ def test_whatever_the_cache_and_the_scheduler_do(
     assert drafted.drafting is not None
     if blocks:
         assert drafted.scheduler.preemptions > 0
-    if drafter == "near" and drafted_tokens != "auto" and "token_budget" not in options:
+    if drafter == "near" and drafted_tokens != "auto" and "max_num_batched_tokens" not in options:
         assert drafted.drafting.total.on_branch > 0
 
 

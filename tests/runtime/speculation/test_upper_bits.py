@@ -21,7 +21,7 @@ from ...tiny import SMELT_6M
 TEXTS = ["The river ran past the old mill", "She opened the door and", "In the morning the ship", "He had never"]
 PROMPTS: list[list[int]] = [AutoTokenizer.from_pretrained(SMELT_6M)(text).input_ids for text in TEXTS]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-ENGINE: dict[str, Any] = {"quiet": True, "max_length": 128, "kv_cache_bytes": 1 << 22, "drafter": "nested"}
+ENGINE: dict[str, Any] = {"quiet": True, "max_model_len": 128, "kv_cache_memory_bytes": 1 << 22, "drafter": "nested"}
 
 
 @pytest.fixture(scope="module")

@@ -152,7 +152,7 @@ def test_four_bits_generate_the_same_however_the_cache_is_cut(tmp_path: Path) ->
     found = [
         [
             output.completions[0].tokens
-            for output in engine(path, block_size=size, kv_cache_bytes=1 << 24).generate(prompts, params)
+            for output in engine(path, block_size=size, kv_cache_memory_bytes=1 << 24).generate(prompts, params)
         ]
         for size in (8, 16)
     ]
@@ -177,7 +177,7 @@ def test_a_checkpoint_of_smelt_generates_what_transformers_generates(
     made = run(recipe(tiny("llama"), {"evaluate": False}, group_size=32, kv_cache=kv_cache), progress=False).checkpoint
     reference = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)
     prompts = [PROMPT[:5], PROMPT[5:28]]
-    running = engine(made, quiet=False, kv_cache_bytes=1 << 22)
+    running = engine(made, quiet=False, kv_cache_memory_bytes=1 << 22)
     message = capsys.readouterr().err
     assert f"keys and values are rounded to {numbers} with a fixed scale" in message
     outputs = running.generate(prompts, SamplingParams(max_tokens=16, temperature=0, ignore_eos=True))
@@ -185,9 +185,11 @@ def test_a_checkpoint_of_smelt_generates_what_transformers_generates(
         options: dict[str, Any] = {"max_new_tokens": 16, "min_new_tokens": 16, "do_sample": False}
         expected = reference.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
         assert output.completions[0].tokens == expected
-    with pytest.raises(RuntimeProblem, match=f"kv_dtype is int4, but the checkpoint itself rounds .* to {numbers}"):
-        engine(made, kv_dtype="int4")
-    engine(made, kv_dtype=numbers)
+    with pytest.raises(
+        RuntimeProblem, match=f"kv_cache_dtype is int4, but the checkpoint itself rounds .* to {numbers}"
+    ):
+        engine(made, kv_cache_dtype="int4")
+    engine(made, kv_cache_dtype=numbers)
 
 
 def test_what_cannot_be_served_is_said(tiny: Callable[..., Path], tmp_path: Path) -> None:

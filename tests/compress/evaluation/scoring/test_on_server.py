@@ -59,7 +59,7 @@ BEGINNINGS = ["The city of", "When the rain had ceased", "Once upon a time there
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return Engine(SMELT_6M, dtype="float32", max_sequences=16, quiet=True)
+    return Engine(SMELT_6M, dtype="float32", max_num_seqs=16, quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -369,7 +369,7 @@ def test_the_server_says_which_tokenizer_it_has(server: Serving, tmp_path: Path)
     with listening(Proxy(server.url, answers={"/v1/models": {"data": [entry]}})) as url:
         model = RemoteModel(url)
     assert model.directory.path == SMELT_6M
-    assert model.max_length == 510
+    assert model.max_model_len == 510
     assert model.no_scores is None
     text = model.tokenizer.decode(_windows(1, 30)[0])
     assert model.tokenizer(text).input_ids == AutoTokenizer.from_pretrained(SMELT_6M)(text).input_ids

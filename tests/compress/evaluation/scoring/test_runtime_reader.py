@@ -37,7 +37,7 @@ def read(path: Path, directory: Path, **options: object) -> Tensor:
     [
         ("gemma2", {"tp": 2}),  # a tied head with a soft cap
         pytest.param("opt", {"pp": 2}, marks=pytest.mark.slow),
-        pytest.param("mixtral", {"tp": 2, "pp": 2, "expert_parallel": True}, marks=pytest.mark.slow),
+        pytest.param("mixtral", {"tp": 2, "pp": 2, "enable_expert_parallel": True}, marks=pytest.mark.slow),
     ],
 )
 def test_logits_are_those_of_transformers(

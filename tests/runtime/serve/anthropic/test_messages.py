@@ -299,7 +299,7 @@ def _of_length(client: anthropic.Anthropic, wanted: int) -> list[Any]:
 
 
 def test_the_models_length_ends_an_answer(client: anthropic.Anthropic, engine: Engine) -> None:
-    asked = {**ASKED, "messages": _of_length(client, engine.max_length - 2)}
+    asked = {**ASKED, "messages": _of_length(client, engine.max_model_len - 2)}
     del asked["system"]
     for found in (client.messages.create(**asked), _streamed(client, **asked)):
         if found.usage.output_tokens == 2:
@@ -312,11 +312,11 @@ def test_the_models_length_ends_an_answer(client: anthropic.Anthropic, engine: E
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_clients_recognize_a_prompt_that_is_too_long(stream: bool, client: anthropic.Anthropic, engine: Engine) -> None:
-    messages: list[Any] = [{"role": "user", "content": "far away " * engine.max_length}]
+    messages: list[Any] = [{"role": "user", "content": "far away " * engine.max_model_len}]
     count = client.messages.count_tokens(model="smelt-6m", messages=messages).input_tokens
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(model="smelt-6m", max_tokens=16, messages=messages, stream=stream)
-    assert f"prompt is too long: {count} tokens > {engine.max_length - 1} maximum" in str(caught.value)
+    assert f"prompt is too long: {count} tokens > {engine.max_model_len - 1} maximum" in str(caught.value)
 
 
 def test_a_deadline_ends_a_request(client: anthropic.Anthropic) -> None:
@@ -413,7 +413,7 @@ def test_other_failures_have_the_clients_classes(engine: Engine) -> None:
 
 
 def test_a_failure_in_the_middle_of_a_stream_is_an_event() -> None:
-    engine = Engine(SMELT_6M, dtype="float32", max_sequences=2, quiet=True)
+    engine = Engine(SMELT_6M, dtype="float32", max_num_seqs=2, quiet=True)
     steps = 0
 
     def fail(_: object) -> None:

@@ -43,7 +43,7 @@ def compiler(engine: Engine) -> Compiler:
 
 def test_each_sample_follows_beside_others_that_are_free(compiler: Compiler) -> None:
     """In a cache so small that requests lose their blocks and are computed again."""
-    engine = small_engine(SMELT_6M, max_length=128, kv_cache_bytes=2_000_000)
+    engine = small_engine(SMELT_6M, max_model_len=128, kv_cache_memory_bytes=2_000_000)
     constrained = SamplingParams(max_tokens=120, n=2, seed=1, constraint=compiler.compile(json_text(SCHEMA)))
     free = SamplingParams(max_tokens=120, seed=2, ignore_eos=True)
     outputs = engine.generate([[5, 6, 7 + i] for i in range(8)], [constrained if i % 2 else free for i in range(8)])

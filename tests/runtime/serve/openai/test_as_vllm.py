@@ -48,7 +48,7 @@ def makers_choice(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("which", ["auto", "none"])
 def test_what_a_request_does_not_say_is_as_the_models_maker_has_it(which: Any, makers_choice: Path) -> None:
-    config = EngineConfig(dtype="float32", quiet=True, max_sequences=4)
+    config = EngineConfig(dtype="float32", quiet=True, max_num_seqs=4)
     loader = ModelLoader(config, 1, AnswerOptions(generation_config=which))
     model = loader.load("mine", makers_choice)
     greedy = SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=12)
@@ -164,7 +164,7 @@ def test_a_bad_generation_config_is_refused_when_the_model_is_loaded(makers_choi
 
 def test_responses_say_how_tokens_were_chosen(makers_choice: Path) -> None:
     options = AnswerOptions(chat_template="{{ messages[0].content }}")
-    config = EngineConfig(dtype="float32", quiet=True, max_sequences=4)
+    config = EngineConfig(dtype="float32", quiet=True, max_num_seqs=4)
     model = ModelLoader(config, 1, options).load("mine", makers_choice)
     with serving([model]) as server:
         assert _post(server, "responses", input="Hi", max_output_tokens=2)["temperature"] == 0.6
@@ -218,7 +218,7 @@ def test_what_is_echoed_is_what_was_sent(server: Serving) -> None:
 
 @pytest.fixture
 def short_queue() -> Iterator[Serving]:
-    with serving([served(Engine(SMELT_6M, max_sequences=2, max_waiting=3, quiet=True))]) as found:
+    with serving([served(Engine(SMELT_6M, max_num_seqs=2, max_waiting=3, quiet=True))]) as found:
         yield found
 
 

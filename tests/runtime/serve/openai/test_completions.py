@@ -185,7 +185,7 @@ def test_only_the_prompt_is_echoed_for_no_tokens(server: Serving) -> None:
 
 
 def test_a_prompt_may_fill_the_context_and_no_more(server: Serving, engine: Engine) -> None:
-    longest = engine.max_length
+    longest = engine.max_model_len
     for length, most, status in (
         (longest - 1, 1, 200),
         (longest - 1, 2, 400),

@@ -32,7 +32,7 @@ def replicated(*options: str) -> contextlib.AbstractContextManager[tuple[subproc
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with replicated("--max-sequences", "16", "--drain-seconds", "1", "--dtype", "float32") as (_, address):
+    with replicated("--max-num-seqs", "16", "--drain-seconds", "1", "--dtype", "float32") as (_, address):
         yield address
 
 
@@ -137,7 +137,7 @@ def test_a_killed_replica_loses_only_its_running_requests(url: str) -> None:
 
 def test_what_runs_ends_after_sigterm_and_nothing_stays() -> None:
     others = set(replica_processes())
-    with replicated("--max-sequences", "4") as (process, address):
+    with replicated("--max-num-seqs", "4") as (process, address):
         answers: list[httpx2.Response] = []
         thread = threading.Thread(target=lambda: answers.append(ask(address, "a", max_tokens=900)))
         thread.start()
@@ -153,7 +153,7 @@ def test_what_runs_ends_after_sigterm_and_nothing_stays() -> None:
 
 
 def test_replicas_of_two_ranks_are_replaced_if_a_rank_is_lost() -> None:
-    with replicated("--max-sequences", "4", "--tp", "2", "--dtype", "float32") as (process, address):
+    with replicated("--max-num-seqs", "4", "--tp", "2", "--dtype", "float32") as (process, address):
         wanted = ask(address, "The river").json()["choices"][0]["text"]
         ranks = [rank for replica in replica_processes() for rank in _children(replica)]
         assert len(ranks) == 2

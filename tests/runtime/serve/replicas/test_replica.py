@@ -21,7 +21,7 @@ ASK = {"prompt": "The city of", "max_tokens": 6, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def replica() -> EngineReplica:
-    engine = EngineConfig(dtype="float32", max_sequences=4, quiet=True)
+    engine = EngineConfig(dtype="float32", max_num_seqs=4, quiet=True)
     return EngineReplica(ReplicaPlan({"smelt-6m": SMELT_6M}, {}, engine, ServerConfig()))
 
 

@@ -30,7 +30,7 @@ from smelt.runtime.simulate.simulation import simulate
 from ..traffic import random_traffic
 
 COST = LinearCost(step=1.0, token=0.01, cached=0.001)
-OPTIONS = SimulatedEngine(blocks=400, token_budget=256, max_sequences=16)
+OPTIONS = SimulatedEngine(blocks=400, max_num_batched_tokens=256, max_num_seqs=16)
 
 
 def test_one_replica_is_one_engine() -> None:
@@ -75,7 +75,7 @@ class _BySize:
 
 def test_full_batches_of_equal_chunks_leave_no_bubbles_between_them() -> None:
     """Two batches on two stages, each of the same size: after the first, both stages always work."""
-    options = SimulatedEngine(blocks=400, token_budget=100, max_sequences=1)
+    options = SimulatedEngine(blocks=400, max_num_batched_tokens=100, max_num_seqs=1)
     arrivals = [Arrival(0.0, 1000, 1), Arrival(0.0, 1000, 1)]
     found, bubbles = simulate_pipeline(arrivals, options, [_BySize(0.01)] * 2)
     # 20 chunks of a second at each stage; the second stage waits for the first chunk alone, the first stage for the last.
@@ -100,7 +100,7 @@ def test_equal_pieces_of_a_step_leave_what_the_formula_says(stages: int, pieces:
 
 def test_models_that_share_stages_wait_for_each_other() -> None:
     """AlpaServe's case: a burst of one model uses both devices, while the other model's requests do not come."""
-    options = SimulatedEngine(blocks=400, max_sequences=1)
+    options = SimulatedEngine(blocks=400, max_num_seqs=1)
     burst = [(0, Arrival(0.0, 100, 1)) for _ in range(8)]
     dedicated = Pipeline([Lane(Replica(options), [_BySize(0.02)])])
     dedicated.serve(burst)
@@ -128,7 +128,7 @@ def test_prompts_and_decodes_apart_take_what_arithmetic_says() -> None:
 
 def test_decodes_apart_are_not_interrupted_by_prompts() -> None:
     arrivals = random_traffic(100, 12.0, seed=3)
-    prefill_first = SimulatedEngine(blocks=2000, token_budget=256, max_sequences=64, policy="prefill_first")
+    prefill_first = SimulatedEngine(blocks=2000, max_num_batched_tokens=256, max_num_seqs=64, policy="prefill_first")
     together = simulate_replicas(arrivals, prefill_first, COST, 2)
     apart = simulate_disaggregated(arrivals, prefill_first, COST, prefill=1, decode=1, send=0.0)
     assert apart.requests == together.requests == 100
