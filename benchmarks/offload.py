@@ -42,7 +42,7 @@ def generate(model: Path, *, offloads: bool) -> dict[str, Any]:
         outputs = engine.generate(prompts, params)
         seconds = time.perf_counter() - begun
         row: dict[str, Any] = {
-            "tokens": [output.completions[0].tokens for output in outputs],
+            "tokens": [output.outputs[0].token_ids for output in outputs],
             "tokens_per_second": count * _OUTPUT / seconds,
         }
         if engine.model.stream is not None and before is not None:

@@ -5,7 +5,7 @@ from smelt.runtime import Engine, SamplingParams
 
 engine = Engine("runs/quickstart/checkpoint")
 for output in engine.generate(["Once upon a time"], SamplingParams(max_tokens=50, temperature=0)):
-    print(output.completions[0].text)
+    print(output.outputs[0].text)
 ```
 """
 

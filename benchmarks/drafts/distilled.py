@@ -58,7 +58,7 @@ def main() -> None:
     greedy = [SamplingParams(max_tokens=WRITTEN, temperature=0, ignore_eos=True)] * REQUESTS
     sampled = [SamplingParams(max_tokens=WRITTEN, seed=seed, ignore_eos=True) for seed in range(REQUESTS)]
     written = [
-        prompt + output.completions[0].tokens
+        prompt + output.outputs[0].token_ids
         for prompt, output in zip(prompts, engine.generate(prompts, sampled), strict=True)
     ]
     engine.close()

@@ -67,7 +67,7 @@ def turn(engine: Engine, prompts: SequenceOf[list[int]], output: int) -> tuple[f
             begun, before = time.perf_counter(), sum(len(each.generated) for each in running)
         for found in engine.step():
             if found.finished:
-                done[found.id] = found.completions[0].tokens
+                done[found.request_id] = found.outputs[0].token_ids
     return (output * len(names) - before) / (time.perf_counter() - begun), [done[name] for name in names]
 
 

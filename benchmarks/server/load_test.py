@@ -67,7 +67,7 @@ def asks() -> list[Ask]:
         count = draw.choice([1, 5, 20, 60, 120, 250])
         (output,) = engine.generate([prompt], SamplingParams(temperature=0, max_tokens=count, ignore_eos=True))
         body = {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "stream": True}
-        found.append(Ask(json.dumps(body).encode(), output.completions[0].text or ""))
+        found.append(Ask(json.dumps(body).encode(), output.outputs[0].text or ""))
     return found
 
 

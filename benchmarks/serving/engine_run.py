@@ -88,7 +88,7 @@ class EngineRun:
         self.busy += after - before
         self._hold(after - before)
         for output in outputs:
-            seen = self._seen[output.id]
+            seen = self._seen[output.request_id]
             if seen.first is None:
                 seen.first = self.now
             else:
@@ -105,7 +105,7 @@ class EngineRun:
                         seen.last,
                         seen.arrival.prompt,
                         seen.arrival.output,
-                        output.cached_tokens,
+                        output.num_cached_tokens,
                         output.preemptions,
                     )
                 )

@@ -128,7 +128,7 @@ class Judge:
             for i in range(PROMPTS)
         ]
         outputs = engine.generate(self._prompts.tolist(), params)
-        return torch.cat((self._prompts, torch.tensor([each.completions[0].tokens for each in outputs])), 1)
+        return torch.cat((self._prompts, torch.tensor([each.outputs[0].token_ids for each in outputs])), 1)
 
     @torch.no_grad()
     def _likelihood(self, tokens: Tensor) -> float:

@@ -232,15 +232,15 @@ class SmeltLM(TemplateLM):
                 waiting[self.engine.add_request(tokens, replace(params, stop=stop))] = i
             while waiting:
                 for output in self.engine.step():
-                    i = waiting.get(output.id)
+                    i = waiting.get(output.request_id)
                     if i is None or not (output.finished or spaces[i]):
                         continue
                     if output.error is not None:
                         raise RuntimeProblem(output.error)
-                    text = self.tokenizer.decode(output.completions[0].tokens, skip_special_tokens=True)
+                    text = self.tokenizer.decode(output.outputs[0].token_ids, skip_special_tokens=True)
                     if output.finished or any(stop in text for stop in spaces[i]):
-                        del waiting[output.id]
-                        self.engine.abort(output.id)
+                        del waiting[output.request_id]
+                        self.engine.abort(output.request_id)
                         yield i, text
         finally:
             for name in waiting:

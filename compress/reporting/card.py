@@ -210,7 +210,7 @@ def _use(checkpoint: Path, model: ModelResult) -> list[str]:
         "```python",
         "from smelt.runtime import Engine, SamplingParams",
         "",
-        'print(Engine("PATH").generate("Once upon a time", SamplingParams(max_tokens=50))[0].completions[0].text)',
+        'print(Engine("PATH").generate("Once upon a time", SamplingParams(max_tokens=50))[0].outputs[0].text)',
         "```",
         "",
     ]

@@ -101,5 +101,5 @@ class Writer:
         failed = next((output.error for output in outputs if output.error is not None), None)
         if failed is not None:
             raise SmeltError(f"generating text for training failed: {failed}")
-        written = torch.tensor([output.completions[0].tokens for output in outputs])
+        written = torch.tensor([output.outputs[0].token_ids for output in outputs])
         return torch.cat((prompts, written), dim=1)

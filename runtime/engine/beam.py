@@ -20,7 +20,7 @@ class _Choice:
     beam: Sequence
     candidate: BeamCandidate
     text: TextStream | None
-    stopped_by: int | str | None
+    stop_reason: int | str | None
 
 
 def advance(request: Request, scheduler: Scheduler, ends: frozenset[int]) -> bool:
@@ -41,9 +41,9 @@ def advance(request: Request, scheduler: Scheduler, ends: frozenset[int]) -> boo
     )
     choices = [_chosen(beam, candidate, stops) for beam, candidate in pairs[: max(2, 1 + len(stops)) * width]]
     for choice in choices[:width]:
-        if choice.stopped_by is not None or at_limit:
+        if choice.stop_reason is not None or at_limit:
             _finish(request, choice.candidate.score / length**params.length_penalty, choice)
-    going_on = [] if at_limit else [choice for choice in choices if choice.stopped_by is None][:width]
+    going_on = [] if at_limit else [choice for choice in choices if choice.stop_reason is None][:width]
     # The best possible remaining score is computed with the current length, as in transformers.
     hopeless = len(request.finished_beams) == width and (
         not going_on or going_on[0].candidate.score / length**params.length_penalty <= request.finished_beams[-1][0]
@@ -62,14 +62,14 @@ def _chosen(beam: Sequence, candidate: BeamCandidate, stops: frozenset[int]) -> 
         return _Choice(beam, candidate, text, candidate.token)
     if text is not None:
         text.add(candidate.token, may_stop=len(beam.generated) + 1 >= params.min_tokens)
-        return _Choice(beam, candidate, text, text.stopped_by)
+        return _Choice(beam, candidate, text, text.stop_reason)
     return _Choice(beam, candidate, None, None)
 
 
 def _finish(request: Request, score: float, choice: _Choice) -> None:
     result = _heir(choice)
-    result.finish = "length" if choice.stopped_by is None else "stop"
-    result.stopped_by = choice.stopped_by
+    result.finish = "length" if choice.stop_reason is None else "stop"
+    result.stop_reason = choice.stop_reason
     request.finished_beams.append((score, result))
     request.finished_beams.sort(key=lambda found: -found[0])
     del request.finished_beams[request.params.beam_width :]
@@ -79,7 +79,7 @@ def _heir(choice: _Choice) -> Sequence:
     """A new sequence that continues as chosen."""
     heir = Sequence(choice.beam.request, 0, list(choice.beam.tokens))
     heir.logprobs = list(choice.beam.logprobs)
-    heir.total_logprob = choice.beam.total_logprob
+    heir.cumulative_logprob = choice.beam.cumulative_logprob
     _take(heir, choice)
     return heir
 
@@ -88,7 +88,7 @@ def _take(sequence: Sequence, choice: _Choice) -> None:
     candidate = choice.candidate
     sequence.tokens.append(candidate.token)
     sequence.score = candidate.score
-    sequence.total_logprob += candidate.logprob
+    sequence.cumulative_logprob += candidate.logprob
     if candidate.top is not None:
         sequence.logprobs.append(candidate.top)
     if choice.text is not None:

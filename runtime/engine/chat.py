@@ -56,9 +56,9 @@ class Chat:
         try:
             while self._engine.has_work:
                 for output in self._engine.step():
-                    completion = output.completions[0]
+                    completion = output.outputs[0]
                     first = first or time.perf_counter()
-                    text, count = completion.text or "", len(completion.tokens)
+                    text, count = completion.text or "", len(completion.token_ids)
                     drafted, accepted = output.draft_tokens, output.accepted_tokens
                     write(text[len(said) :])
                     said = text

@@ -331,7 +331,7 @@ class Engine:
 
         def sink(output: RequestOutput) -> None:
             if output.finished:
-                done[output.id] = output
+                done[output.request_id] = output
 
         names = [request.id for request in requests]
         try:
@@ -517,13 +517,13 @@ class Engine:
         changed = list({request.id: request for request in changed}.values())
         outputs = [RequestOutput.of(request) for request in changed]
         for output in outputs:
-            sink = self._sinks.get(output.id)
+            sink = self._sinks.get(output.request_id)
             if sink is None:
                 self._unreturned.append(output)
             else:
                 sink(output)
             if output.finished:
-                self._forget(output.id)
+                self._forget(output.request_id)
         return outputs
 
     def _expire(self, now: float) -> list[Request]:

@@ -92,7 +92,7 @@ class Recorder:
     def _append(self, sequence: Sequence, sampled: Sampled) -> None:
         params = sequence.request.params
         sequence.tokens.append(sampled.token)
-        sequence.total_logprob += sampled.logprob
+        sequence.cumulative_logprob += sampled.logprob
         if sampled.top is not None:
             sequence.logprobs.append(sampled.top)
         count = len(sequence.generated)
@@ -110,10 +110,10 @@ class Recorder:
             sequence.request.is_invalid = True
             self.end(sequence.request, "error")
         elif may_stop and is_end:
-            sequence.stopped_by = sampled.token
+            sequence.stop_reason = sampled.token
             self._end(sequence, "stop")
-        elif sequence.text is not None and sequence.text.stopped_by is not None:
-            sequence.stopped_by = sequence.text.stopped_by
+        elif sequence.text is not None and sequence.text.stop_reason is not None:
+            sequence.stop_reason = sequence.text.stop_reason
             self._end(sequence, "stop")
         elif sequence.matcher is not None and sequence.matcher.is_complete:
             self._end(sequence, "stop")
@@ -132,8 +132,8 @@ class Recorder:
         for sequence in request.sequences:
             text = sequence.text = TextStream.of(self._tokenizer, request.prompt, params)
             tokens = sequence.generated
-            keeps = params.include_stop_str_in_output and sequence.stopped_by in params.stop_token_ids
-            leaves_out = isinstance(sequence.stopped_by, int) and not keeps
+            keeps = params.include_stop_str_in_output and sequence.stop_reason in params.stop_token_ids
+            leaves_out = isinstance(sequence.stop_reason, int) and not keeps
             for count, token in enumerate(tokens[:-1] if leaves_out else tokens, start=1):
                 text.add(token, may_stop=count >= params.min_tokens)
             text.end()

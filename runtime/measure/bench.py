@@ -199,10 +199,10 @@ def run_load(
             time.sleep(max(0.0, begun + waiting[-1].at - time.perf_counter()))
             continue
         for output in engine.step():
-            times = tokens[output.id]
+            times = tokens[output.request_id]
             # Of drafts several may come at once.
-            said[output.id] = output.completions[0].tokens
-            times.extend([time.perf_counter()] * (len(said[output.id]) - len(times)))
+            said[output.request_id] = output.outputs[0].token_ids
+            times.extend([time.perf_counter()] * (len(said[output.request_id]) - len(times)))
     seconds = time.perf_counter() - begun
     if answers is not None:
         answers.extend(list(said[key]) for key in came)

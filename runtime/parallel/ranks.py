@@ -144,6 +144,9 @@ class Ranks:
                     " the same files"
                 )
 
+    def limit(self, seconds: float) -> None:
+        """Wait for others no longer than so; without a limit until they have ended."""
+
     @property
     def is_closed(self) -> bool:
         """Whether the connections were ended."""
@@ -181,6 +184,7 @@ class ConnectedRanks(Ranks):
         self.rank, self.count = rank, count
         self._store, self._device, self._here_only, self._others = store, device, here_only, others
         self._parts: list[ConnectedRanks] = []
+        self._patience = _PATIENCE
         self._closing, self._closed = threading.Lock(), False
         self._messages = _gloo(PrefixStore("smelt messages", store), rank, count, here_only=here_only, others=others)
         self._tensors: Any = self._messages
@@ -193,6 +197,18 @@ class ConnectedRanks(Ranks):
     def tensors(self) -> Any:
         """torch's group for what is on the device."""
         return self._tensors
+
+    def limit(self, seconds: float) -> None:
+        self._patience = timedelta(seconds=seconds)
+        for part in self._parts:
+            part.limit(seconds)
+
+    def wait(self, work: Any) -> None:
+        """Wait for what torch's group does; on a GPU its stream waits, and this process goes on."""
+        if self._tensors is self._messages:
+            work.wait(self._patience)
+        else:
+            work.wait()
 
     def part_of(self, name: str, rank: int, count: int) -> ConnectedRanks:
         """Some of the ranks, as this one of them sees them.
@@ -210,7 +226,7 @@ class ConnectedRanks(Ranks):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         tensor = tensor.contiguous()
         with lost():
-            self._tensors.allreduce([tensor]).wait()
+            self.wait(self._tensors.allreduce([tensor]))
         return tensor
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int = -1) -> Tensor:
@@ -220,13 +236,13 @@ class ConnectedRanks(Ranks):
         mine = torch.nn.functional.pad(tensor, added) if missing else tensor.contiguous()
         found = [torch.empty_like(mine) for _ in sizes]
         with lost():
-            self._tensors.allgather([found], [mine]).wait()
+            self.wait(self._tensors.allgather([found], [mine]))
         return torch.cat([each.narrow(dim, 0, size) for each, size in zip(found, sizes, strict=True)], dim=dim)
 
     def all_to_all(self, tensor: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         found = tensor.new_empty(sum(received), *tensor.shape[1:])
         with lost():
-            self._tensors.alltoall_base(found, tensor.contiguous(), list(received), list(sent)).wait()
+            self.wait(self._tensors.alltoall_base(found, tensor.contiguous(), list(received), list(sent)))
         return found
 
     def pass_on(self, tensor: Tensor, rows: int) -> Callable[[], Tensor]:
@@ -244,7 +260,7 @@ class ConnectedRanks(Ranks):
             with lost():
                 for work in works:
                     if work is not None:
-                        work.wait()
+                        self.wait(work)
             return found
 
         return arrived
@@ -282,7 +298,7 @@ class ConnectedRanks(Ranks):
         options = distributed.BroadcastOptions()
         options.rootRank = rank
         with lost():
-            self._messages.broadcast([tensor], options).wait()
+            self._messages.broadcast([tensor], options).wait(self._patience)
         return tensor
 
 

@@ -98,7 +98,7 @@ class ConnectedStages(Stages):
         tensor = torch.empty(shape, dtype=dtype, device=device)
         source = self._world.rank - self._each if not self.is_first else self._world.count - self._each
         with lost():
-            self._group.recv([tensor], source, 0).wait()
+            self._world.wait(self._group.recv([tensor], source, 0))
         return tensor
 
     def send(self, tensor: Tensor) -> None:
@@ -111,7 +111,7 @@ class ConnectedStages(Stages):
         sent, self._sent = self._sent, []
         with lost():
             for _, work in sent:
-                work.wait()
+                self._world.wait(work)
 
 
 @dataclass(frozen=True)

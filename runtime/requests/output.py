@@ -14,19 +14,19 @@ class Completion:
     Attributes:
         index: which of the request's samples.
         text: the text so far; None if the checkpoint has no tokenizer.
-        tokens: its token ids, including an end token.
+        token_ids: its token ids, including an end token.
         finish_reason: ``stop``, ``length``, ``abort``, ``deadline`` or ``error``; None while it grows.
-        stopped_by: the stop string or token.
-        total_logprob: sum of the tokens' log probabilities.
+        stop_reason: the stop string or token.
+        cumulative_logprob: sum of the tokens' log probabilities.
         logprobs: for each token, its log probability and those of the most likely ones, if requested.
     """
 
     index: int
     text: str | None
-    tokens: list[int]
+    token_ids: list[int]
     finish_reason: str | None
-    stopped_by: int | str | None
-    total_logprob: float
+    stop_reason: int | str | None
+    cumulative_logprob: float
     logprobs: list[TokenLogprobs] | None
 
 
@@ -35,15 +35,15 @@ class RequestOutput:
     """A request's completions, finished or not.
 
     Attributes:
-        id: the request's id.
+        request_id: the request's id.
         prompt: its text; None if it was given as tokens.
-        prompt_tokens: its ids.
-        completions: one per sample, or the best beams, best first.
+        prompt_token_ids: its token ids.
+        outputs: one per sample, or the best beams, best first.
         finished: whether the request is complete.
         error: what went wrong, if something did.
         prompt_logprobs: for each prompt token but the first, if requested.
-        scores: for scoring requests, by continuation and token; there are no completions then.
-        cached_tokens: those of the prompt that were found in the prefix cache.
+        scores: for scoring requests, by continuation and token; there are no outputs then.
+        num_cached_tokens: how many tokens of the prompt were found in the prefix cache.
         queue_seconds: from its arrival until it was first computed; None if it was not yet.
         preemptions: how often its sequences lost their cache blocks and were computed again.
         is_invalid: whether it failed by what it asks for, such as a grammar that cannot be followed to its end.
@@ -51,15 +51,15 @@ class RequestOutput:
         upper_bits: whether it was answered from the upper four of the weights' 8 bits, because many were waiting.
     """
 
-    id: str
+    request_id: str
     prompt: str | None
-    prompt_tokens: list[int]
-    completions: list[Completion]
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
     finished: bool
     error: str | None
     prompt_logprobs: list[TokenLogprobs] | None
     scores: list[list[TokenScore]] | None = None
-    cached_tokens: int = 0
+    num_cached_tokens: int = 0
     queue_seconds: float | None = None
     preemptions: int = 0
     is_invalid: bool = False
@@ -97,7 +97,7 @@ def _completion(sequence: Sequence) -> Completion:
         None if sequence.text is None else sequence.text.text,
         sequence.generated,
         sequence.finish,
-        sequence.stopped_by,
-        sequence.total_logprob,
+        sequence.stop_reason,
+        sequence.cumulative_logprob,
         None if sequence.request.params.logprobs is None else list(sequence.logprobs),
     )

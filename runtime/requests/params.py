@@ -24,7 +24,7 @@ class SamplingParams:
         max_tokens: the most tokens to generate; None for the rest of the model's length.
         min_tokens: no end token and no stop before this many tokens.
         temperature: 0 is greedy, and so is less than 0.00001.
-        top_k: sample among this many most likely tokens; 0 for all.
+        top_k: sample among this many most likely tokens; 0 or -1 for all.
         top_p: sample among the most likely tokens that together have this probability.
         min_p: drop tokens less likely than this share of the most likely one.
         repetition_penalty: above 1, tokens of prompt and output become less likely.
@@ -72,6 +72,8 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         if 0 < self.temperature < _COLDEST:
             object.__setattr__(self, "temperature", 0.0)
         for name, holds, expected in self._rules():
@@ -104,7 +106,7 @@ class SamplingParams:
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or None"),
             ("min_tokens", 0 <= self.min_tokens <= (self.max_tokens or math.inf), "from 0 to max_tokens"),
             ("temperature", 0 <= self.temperature <= _LARGEST, f"from 0 to {_LARGEST:g}"),
-            ("top_k", self.top_k >= 0, "0 (all) or more"),
+            ("top_k", self.top_k >= 0, "0 or -1 (all), or more"),
             ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "from 0 to 1"),
             (

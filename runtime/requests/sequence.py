@@ -56,7 +56,7 @@ class Sequence:
         saved: blocks in host memory that continue ``blocks``, while it waits.
         swapped: whether these are its own, saved when it was preempted; otherwise they were found for its prefix.
         finish: why it ended: ``stop``, ``length``, ``abort``, ``deadline`` or ``error``; None while it runs.
-        total_logprob: sum of its generated tokens' log probabilities.
+        cumulative_logprob: sum of its generated tokens' log probabilities.
         score: in beam search, the sum of its tokens' log probabilities after biases and penalties.
         candidates: in beam search, its continuations while its siblings are waited for.
         expected: the continuation to score, for scoring requests.
@@ -77,8 +77,8 @@ class Sequence:
         self.saved: list[SavedBlock] = []
         self.swapped = False
         self.finish: str | None = None
-        self.stopped_by: int | str | None = None
-        self.total_logprob = 0.0
+        self.stop_reason: int | str | None = None
+        self.cumulative_logprob = 0.0
         self.logprobs: list[TokenLogprobs] = []
         self.score = 0.0
         self.candidates: list[BeamCandidate] | None = None

@@ -36,7 +36,7 @@ class TextStream:
 
     Attributes:
         text: the text to emit.
-        stopped_by: the stop string that was found.
+        stop_reason: the stop string that was found.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TextStream:
         self._decoded = ""
         self._searched = 0  # stop strings are looked for from here on
         self.text = ""
-        self.stopped_by: str | None = None
+        self.stop_reason: str | None = None
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, prompt: list[int], params: SamplingParams) -> TextStream:
@@ -90,12 +90,12 @@ class TextStream:
 
     def end(self) -> None:
         """No token follows: emit the rest."""
-        if self.stopped_by is not None:
+        if self.stop_reason is not None:
             return
         rest = self._decode(self._tokens[self._from :])[len(self._decode(self._tokens[self._from : self._to])) :]
         if rest:
             self._extend(rest)
-        if self.stopped_by is None:
+        if self.stop_reason is None:
             self.text = self._decoded
 
     def _extend(self, piece: str) -> None:
@@ -104,8 +104,8 @@ class TextStream:
         self._decoded += piece
         met = [(place, s) for s in self._stop if (place := self._decoded.find(s, start)) >= 0]
         if met:
-            place, self.stopped_by = min(met)
-            ends = place + len(self.stopped_by) if self._includes_stop else place
+            place, self.stop_reason = min(met)
+            ends = place + len(self.stop_reason) if self._includes_stop else place
             self._decoded = self.text = self._decoded[:ends]
             return
         self.text = self._decoded[: len(self._decoded) - self._held()]

@@ -35,7 +35,7 @@ def test_tokens_are_those_without_a_drafter(
     if options["drafter"] == "lookup":
         pretend(engine, alone)
     drafted = engine.generate(prompts, params)
-    assert [each.completions[0].tokens for each in drafted] == [each.completions[0].tokens for each in alone]
+    assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in alone]
     assert engine.drafting is not None
     assert engine.drafting.total.verified > 0
     if branches:

@@ -57,8 +57,8 @@ def test_the_engine_generates_what_it_does_on_a_cpu(
     found = Engine(made.checkpoint, dtype="bfloat16", device="cuda", **options).generate(prompts, params)
     for one, other in zip(found, expected, strict=True):
         # A random model's choices are close to each other, so that later tokens may differ; the first one's likelihood does not.
-        token = other.completions[0].tokens[0]
-        first, second = (c.completions[0].logprobs for c in (one, other))
+        token = other.outputs[0].token_ids[0]
+        first, second = (c.outputs[0].logprobs for c in (one, other))
         assert first is not None
         assert second is not None
         assert first[0][token] == pytest.approx(second[0][token], abs=0.2)

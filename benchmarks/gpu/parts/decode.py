@@ -139,7 +139,7 @@ class _Asked:
         """So many sequences, each with its first token."""
         waiting = {self._add() for _ in range(batch)}
         while waiting:
-            waiting -= {output.id for output in self.engine.step()}
+            waiting -= {output.request_id for output in self.engine.step()}
 
     def rate(self, batch: int) -> float:
         """Tokens a second once all sequences have their first."""

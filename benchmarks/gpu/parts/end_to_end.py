@@ -201,5 +201,5 @@ def _graphs(size: CheckpointSize, stored: str, kept: str, place: Place) -> Itera
 
 
 def _outcome(output: Any) -> tuple[Any, ...]:
-    done = output.completions[0]
-    return output.error, done.tokens, done.total_logprob
+    done = output.outputs[0]
+    return output.error, done.token_ids, done.cumulative_logprob

@@ -34,6 +34,6 @@ def continuations(engine: Engine, beginnings: list[str], name: str) -> list[Samp
     if broken:
         raise SmeltError(f"samples of {name}: {broken}")
     return [
-        Sample(prompt=beginning, text=output.completions[0].text or "")
+        Sample(prompt=beginning, text=output.outputs[0].text or "")
         for beginning, output in zip(beginnings, outputs, strict=True)
     ]

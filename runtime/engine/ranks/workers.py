@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -35,6 +37,7 @@ _FIRST = 1024
 _STOP = -1
 _STEP, _STATES = range(2)
 _END_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
 
 Take = Callable[[int], list[int]]
 
@@ -190,6 +193,7 @@ class Workers:
         ranks: that are connected.
         others: their processes, if this one has started them.
         threads: that this process had for itself, and gets again.
+        step_timeout: the seconds after which a step is given up, as some rank does not answer.
 
     Attributes:
         place: this rank's.
@@ -197,13 +201,14 @@ class Workers:
 
     place: RankPlace
 
-    def __init__(self, ranks: Ranks, others: OtherProcesses, threads: int) -> None:
+    def __init__(self, ranks: Ranks, others: OtherProcesses, threads: int, step_timeout: float) -> None:
         self.ranks = ranks
         self._others = others
         self._problem: str | None = None
         self._lock, self._computing = threading.Lock(), threading.Lock()
         self._closed = False
         self._threads = threads
+        self._timeout, self._step_began = step_timeout, math.inf
 
     @classmethod
     def of(cls, checkpoint: Path, config: EngineConfig) -> tuple[Self, EngineConfig]:
@@ -243,7 +248,9 @@ class Workers:
             config = share_of(config, config.ranks)  # they are on one machine
             torch.set_num_threads(threads)
         given = {"checkpoint": str(checkpoint.absolute()), "config": asdict(config), "threads": threads}
-        found = cls(ranks, others, before)
+        found = cls(ranks, others, before, config.step_timeout)
+        if device == "cuda":
+            threading.Thread(target=found._time_steps, name="smelt-step-timeout", daemon=True).start()
         with found.watched():
             ranks.broadcast_data(given)
             found.place = divided(ranks, config.tp, config.pp, config.cp)
@@ -251,6 +258,8 @@ class Workers:
 
     def compute(self, wanted: StepMessage | StatesMessage) -> None:
         """Let them compute their share."""
+        self.ranks.limit(self._timeout)
+        self._step_began = time.monotonic()
         numbers = wanted.numbers()
         padded = [len(numbers), *numbers[: _FIRST - 1], *[0] * (_FIRST - 1 - len(numbers))]
         self.ranks.broadcast(torch.tensor(padded))
@@ -276,7 +285,11 @@ class Workers:
             why = (
                 "an interrupt came while they computed" if isinstance(error, KeyboardInterrupt) else "a rank has failed"
             )
-            which = self._others.lost(_END_SECONDS if isinstance(error, RankLost) else 0.0) or why
+            late = self._is_late()
+            if late:
+                why = f"a rank has not answered within {self._timeout:g} seconds (step_timeout)"
+            seconds = _END_SECONDS if isinstance(error, RankLost) and not late else 0.0
+            which = self._others.lost(seconds) or why
             self._problem = f"{which}, and a model on several ranks needs all; start again"
             self._closed = True
             torch.set_num_threads(self._threads)
@@ -285,6 +298,19 @@ class Workers:
             if isinstance(error, RankLost):
                 raise RuntimeProblem(self._problem) from None
             raise
+        finally:
+            self._step_began = math.inf
+
+    def _time_steps(self) -> None:
+        # What is on a GPU is not waited for by torch's groups, but where its results are read.
+        while not self._closed:
+            time.sleep(_LOOK_SECONDS)
+            if self._is_late():
+                self.ranks.close()
+                return
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._step_began > self._timeout
 
     @property
     def problem(self) -> str | None:

@@ -77,6 +77,7 @@ class EngineConfig:
         cp: how many processes have a part of each sequence's keys and values each (context parallelism, ring attention); each of them is
             ``tp`` processes.
         enable_expert_parallel: whether the ``tp`` processes have whole experts of a mixture each, instead of a share of all.
+        step_timeout: the seconds after which a step of several processes is given up, because one of them does not answer.
         offload: for models that are larger than the memory. ``disk``: the layers' weights are in a file, from which each is read while
             the one before computes; on a CPU. ``cpu``: a GPU's weights are in the host's memory, and copied likewise. None: neither.
         offload_directory: where that file is; the system's directory for temporary files by default.
@@ -125,6 +126,7 @@ class EngineConfig:
     pp: int = 1
     cp: int = 1
     enable_expert_parallel: bool = False
+    step_timeout: float = 600.0
     offload: str | None = None
     offload_directory: str | None = None
     fusions: Fusions | None = None
@@ -181,6 +183,8 @@ class EngineConfig:
             raise RuntimeProblem(
                 "enable_expert_parallel divides experts between tp processes, but tp is 1; raise it, or leave it out"
             )
+        if not self.step_timeout > 0:
+            raise RuntimeProblem(f"step_timeout is {self.step_timeout}; it must be above 0")
         if self.pp > 1 and self.cp > 1:
             raise RuntimeProblem(
                 f"pp is {self.pp} and cp is {self.cp}; stages do not divide sequences, use one of them"

@@ -97,7 +97,7 @@ class Messages:
         """The response."""
         (output,) = await self.running.finished()
         if self._most:
-            self._blocks.add([*self._parser.add(output.completions[0].text or ""), *self._parser.end()])
+            self._blocks.add([*self._parser.add(output.outputs[0].text or ""), *self._parser.end()])
             self._blocks.end()
         return {**self._head, "content": self._blocks.content, **self._stop(output), "usage": self._usage(output)}
 
@@ -129,11 +129,11 @@ class Messages:
         return {**self._head, "content": [], **stop, "usage": self._usage(output)}
 
     def _stop(self, output: RequestOutput) -> dict[str, Any]:
-        (completion,) = output.completions
+        (completion,) = output.outputs
         if completion.finish_reason == "length" or not self._most:
             reason = "max_tokens" if self._most <= self._room else "model_context_window_exceeded"
-        elif isinstance(completion.stopped_by, str):
-            return {"stop_reason": "stop_sequence", "stop_sequence": completion.stopped_by}
+        elif isinstance(completion.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
         else:
             reason = "tool_use" if self._blocks.has_calls else "end_turn"
         return {"stop_reason": reason, "stop_sequence": None}
@@ -141,10 +141,10 @@ class Messages:
     def _usage(self, output: RequestOutput) -> dict[str, int | bool]:
         return {
             # Not those that were cached.
-            "input_tokens": len(output.prompt_tokens) - output.cached_tokens,
+            "input_tokens": len(output.prompt_token_ids) - output.num_cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": output.cached_tokens,
-            "output_tokens": len(output.completions[0].tokens) if self._most else 0,
+            "cache_read_input_tokens": output.num_cached_tokens,
+            "output_tokens": len(output.outputs[0].token_ids) if self._most else 0,
             **({"upper_bits": True} if output.upper_bits else {}),
         }
 

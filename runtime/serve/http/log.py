@@ -83,13 +83,13 @@ class RequestLog:
 
 
 def _numbers(outputs: list[RequestOutput]) -> dict[str, Any]:
-    completions = [completion for output in outputs for completion in output.completions]
+    completions = [completion for output in outputs for completion in output.outputs]
     return {
-        "prompt_tokens": sum(len(output.prompt_tokens) for output in outputs),
-        "cached_tokens": sum(output.cached_tokens for output in outputs),
+        "prompt_tokens": sum(len(output.prompt_token_ids) for output in outputs),
+        "cached_tokens": sum(output.num_cached_tokens for output in outputs),
         "draft_tokens": sum(output.draft_tokens for output in outputs),
         "accepted_tokens": sum(output.accepted_tokens for output in outputs),
         **({"upper_bits": True} if any(output.upper_bits for output in outputs) else {}),
-        "completion_tokens": sum(len(completion.tokens) for completion in completions),
+        "completion_tokens": sum(len(completion.token_ids) for completion in completions),
         "finish_reasons": sorted({completion.finish_reason or "abort" for completion in completions}),
     }

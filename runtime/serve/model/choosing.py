@@ -30,7 +30,7 @@ def chosen(request: HowChosen | None, defaults: Mapping[str, float]) -> dict[str
     return {
         "temperature": of("temperature", 1.0),
         # Of no probability at all there is the most likely token.
-        "top_k": 1 if top_p == 0 else max(0, int(of("top_k", 0))),
+        "top_k": 1 if top_p == 0 else int(of("top_k", 0)),
         "top_p": top_p or 1.0,
         "min_p": of("min_p", 0.0),
         "repetition_penalty": of("repetition_penalty", 1.0),

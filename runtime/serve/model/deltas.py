@@ -18,7 +18,7 @@ class Delta:
         tokens: new tokens.
         logprobs: theirs, if requested.
         finish_reason: as the engine's, once it has ended.
-        stopped_by: the stop string or token that ended it.
+        stop_reason: the stop string or token that ended it.
     """
 
     index: int
@@ -26,7 +26,7 @@ class Delta:
     tokens: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: str | None
-    stopped_by: int | str | None
+    stop_reason: int | str | None
 
 
 class Deltas:
@@ -40,10 +40,10 @@ class Deltas:
     def of(self, output: RequestOutput) -> list[Delta]:
         """The completions that have grown or ended."""
         found = []
-        for completion in output.completions:
+        for completion in output.outputs:
             index = completion.index
             said, counted = self._text.get(index, 0), self._tokens.get(index, 0)
-            text, tokens = (completion.text or "")[said:], completion.tokens[counted:]
+            text, tokens = (completion.text or "")[said:], completion.token_ids[counted:]
             ends = completion.finish_reason is not None and index not in self._ended
             if not (text or tokens or ends):
                 continue
@@ -52,6 +52,6 @@ class Deltas:
             if ends:
                 self._ended.add(index)
             found.append(
-                Delta(index, text, tokens, logprobs, completion.finish_reason if ends else None, completion.stopped_by)
+                Delta(index, text, tokens, logprobs, completion.finish_reason if ends else None, completion.stop_reason)
             )
         return found

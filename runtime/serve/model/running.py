@@ -101,12 +101,12 @@ class Running:
             raise ApiError(400, sentence(RuntimeError(output.error)))
         if output.error is not None:
             raise ApiError(500, sentence(RuntimeError(output.error)), "server_error")
-        if any(completion.finish_reason == "deadline" for completion in output.completions):
+        if any(completion.finish_reason == "deadline" for completion in output.outputs):
             raise ApiError(
                 408, "The request's deadline passed before it was finished.", "timeout_error", "deadline_exceeded",
                 headers=_NO_RETRY,
             )  # fmt: skip
-        if any(completion.finish_reason == "abort" for completion in output.completions):
+        if any(completion.finish_reason == "abort" for completion in output.outputs):
             raise ApiError(
                 503, "The request was aborted by the server, which unloads its model.", "service_unavailable_error"
             )

@@ -89,12 +89,12 @@ class ChatCompletions:
         """The response."""
         (output,) = await self.running.finished()
         choices = []
-        for completion in output.completions:
+        for completion in output.outputs:
             answer = WholeAnswer.of(self._prompt.parser(), completion.text or "")
             choice = self._choice(completion, answer)
             if self._request.logprobs and completion.logprobs is not None:
                 choice["logprobs"] = self._texts.chat(
-                    completion.tokens, completion.logprobs, self._request.top_logprobs or 0
+                    completion.token_ids, completion.logprobs, self._request.top_logprobs or 0
                 )
             choices.append(choice)
         found = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage([output])} | backend(
@@ -103,7 +103,7 @@ class ChatCompletions:
         if self._request.prompt_logprobs is not None:
             found["prompt_logprobs"] = self._texts.vllm(output.prompt_logprobs or [], self._request.prompt_logprobs)
         if self._request.return_token_ids:
-            found["prompt_token_ids"] = output.prompt_tokens
+            found["prompt_token_ids"] = output.prompt_token_ids
         return found
 
     async def pieces(self) -> AsyncIterator[dict[str, Any]]:
@@ -132,7 +132,7 @@ class ChatCompletions:
 
     def _beginning(self, head: dict[str, Any], count: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """The first chunks, which say who speaks."""
-        first: dict[str, Any] = {"prompt_token_ids": output.prompt_tokens} if self._request.return_token_ids else {}
+        first: dict[str, Any] = {"prompt_token_ids": output.prompt_token_ids} if self._request.return_token_ids else {}
         for index in range(count):
             yield {**head, "choices": [self._piece(index, {"role": "assistant", "content": ""})]} | first
         if self._request.echo and self._request.continue_final_message:
@@ -154,8 +154,8 @@ class ChatCompletions:
         if delta.finish_reason is not None:
             end = self._piece(delta.index, {})
             end["finish_reason"] = self._finish(delta.finish_reason, called=delta.index in called)
-            if isinstance(delta.stopped_by, str) or delta.stopped_by in (self._request.stop_token_ids or ()):
-                end["stop_reason"] = delta.stopped_by
+            if isinstance(delta.stop_reason, str) or delta.stop_reason in (self._request.stop_token_ids or ()):
+                end["stop_reason"] = delta.stop_reason
             choices.append(end)
         if self._request.return_token_ids and delta.tokens:
             choices = choices or [self._piece(delta.index, {})]
@@ -184,10 +184,10 @@ class ChatCompletions:
             "logprobs": None,
             "finish_reason": self._finish(completion.finish_reason, called=bool(answer.calls)),
         }
-        if isinstance(completion.stopped_by, str) or completion.stopped_by in (self._request.stop_token_ids or ()):
-            choice["stop_reason"] = completion.stopped_by
+        if isinstance(completion.stop_reason, str) or completion.stop_reason in (self._request.stop_token_ids or ()):
+            choice["stop_reason"] = completion.stop_reason
         if self._request.return_token_ids:
-            choice["token_ids"] = completion.tokens
+            choice["token_ids"] = completion.token_ids
         return choice
 
     def _finish(self, reason: str | None, *, called: bool) -> str | None:

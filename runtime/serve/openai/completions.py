@@ -159,7 +159,7 @@ class Completions:
         if self._only_echo:
             tokens, first, text = [], [], ""
         if echoes:
-            tokens = [*output.prompt_tokens, *tokens]
+            tokens = [*output.prompt_token_ids, *tokens]
             text = self._prompt_text(number, output) + text
             first = [None, *(output.prompt_logprobs or []), *first]
         finish = "length" if self._only_echo and delta.finish_reason else delta.finish_reason
@@ -168,12 +168,12 @@ class Completions:
         }  # fmt: skip
         if self._request.logprobs is not None:
             choice["logprobs"] = self._texts.completion(tokens, first, offset)
-        if isinstance(delta.stopped_by, str) or (delta.stopped_by in (self._request.stop_token_ids or ())):
-            choice["stop_reason"] = delta.stopped_by
+        if isinstance(delta.stop_reason, str) or (delta.stop_reason in (self._request.stop_token_ids or ())):
+            choice["stop_reason"] = delta.stop_reason
         if self._request.return_token_ids:
             choice["token_ids"] = [] if self._only_echo else delta.tokens
             if begins:
-                choice["prompt_token_ids"] = output.prompt_tokens
+                choice["prompt_token_ids"] = output.prompt_token_ids
         return choice
 
     def _prompt_text(self, number: int, output: RequestOutput) -> str:
@@ -183,7 +183,7 @@ class Completions:
             return given
         if isinstance(given[number], str):
             return str(given[number])
-        return self._model.decode(output.prompt_tokens, skip_special_tokens=self._request.skip_special_tokens)
+        return self._model.decode(output.prompt_token_ids, skip_special_tokens=self._request.skip_special_tokens)
 
 
 async def completed(request: CompletionRequest, model: ServedModel, name: str) -> Completions:

@@ -19,9 +19,9 @@ def usage(outputs: Iterable[RequestOutput]) -> dict[str, object]:
     prompts = completions = cached = drafted = accepted = 0
     upper = False
     for output in outputs:
-        prompts += len(output.prompt_tokens)
-        completions += sum(len(each.tokens) for each in output.completions)
-        cached += output.cached_tokens
+        prompts += len(output.prompt_token_ids)
+        completions += sum(len(each.token_ids) for each in output.outputs)
+        cached += output.num_cached_tokens
         drafted += output.draft_tokens
         accepted += output.accepted_tokens
         upper = upper or output.upper_bits

@@ -128,7 +128,7 @@ class _Watched:
     def output(self, output: RequestOutput) -> None:
         """Its output has grown, or ended."""
         now = time.perf_counter()
-        tokens = sum([len(completion.tokens) for completion in output.completions])
+        tokens = sum([len(completion.token_ids) for completion in output.outputs])
         if tokens > self._tokens:
             if self._tokens:
                 self._metrics.between_tokens.observe(now - self._last)
@@ -146,11 +146,11 @@ class _Watched:
         metrics.prompt_tokens += self._prompt
         if metrics.engine.config.enable_prefix_caching:
             metrics.prefix_queries += self._prompt
-            metrics.prefix_hits += output.cached_tokens
+            metrics.prefix_hits += output.num_cached_tokens
 
     def _end(self, output: RequestOutput, now: float) -> None:
         metrics, params = self._metrics, self._params
-        reasons = {completion.finish_reason for completion in output.completions}
+        reasons = {completion.finish_reason for completion in output.outputs}
         metrics.finished[next(reason for reason in _REASONS if reason in reasons)] += 1
         found: dict[str, float] = {
             "e2e_request_latency_seconds": now - self._arrived,

@@ -107,7 +107,7 @@ class _Request:
 
     def output(self, number: int, output: RequestOutput) -> None:
         """A prompt's output has grown, or ended."""
-        if self._first is None and any(completion.tokens for completion in output.completions):
+        if self._first is None and any(completion.token_ids for completion in output.outputs):
             self._first = time.perf_counter()
         if output.finished:
             self._ends[number] = output
@@ -136,13 +136,13 @@ class _Request:
                 "gen_ai.response.id": self._name,
                 "gen_ai.response.model": self._tracing.model,
                 "gen_ai.response.finish_reasons": [
-                    completion.finish_reason or "" for output in outputs for completion in output.completions
+                    completion.finish_reason or "" for output in outputs for completion in output.outputs
                 ],
-                "gen_ai.usage.input_tokens": sum(len(output.prompt_tokens) for output in outputs),
+                "gen_ai.usage.input_tokens": sum(len(output.prompt_token_ids) for output in outputs),
                 "gen_ai.usage.output_tokens": sum(
-                    len(completion.tokens) for output in outputs for completion in output.completions
+                    len(completion.token_ids) for output in outputs for completion in output.outputs
                 ),
-                "gen_ai.usage.cache_read.input_tokens": sum(output.cached_tokens for output in outputs),
+                "gen_ai.usage.cache_read.input_tokens": sum(output.num_cached_tokens for output in outputs),
                 **self._latencies(outputs, seconds),
             },
         )

@@ -153,7 +153,7 @@ def test_the_runtime_serves_what_was_merged(adapter: tuple[Path, Path], tmp_path
         logits = restored(tmp_path / "out")(PROMPT).logits
     engine = Engine(tmp_path / "out", dtype="float32", exact_inputs=True)
     (answer,) = engine.generate([PROMPT[0].tolist()], SamplingParams(max_tokens=1, temperature=0))
-    assert answer.completions[0].tokens[0] == logits[0, -1].argmax().item()
+    assert answer.outputs[0].token_ids[0] == logits[0, -1].argmax().item()
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 1
     assert "pass --fresh" in again.output

@@ -305,6 +305,6 @@ def test_vllm_serves_what_the_command_says(tiny: Callable[..., Path], tmp_path: 
         theirs = httpx2.post(f"{url}/v1/completions", json=body, timeout=120).json()
     ours = Engine(path, quiet=True).generate([prompt], SamplingParams(temperature=0, max_tokens=1, logprobs=1))[0]
     top = theirs["choices"][0]["logprobs"]["top_logprobs"][0]
-    logprobs = ours.completions[0].logprobs
+    logprobs = ours.outputs[0].logprobs
     assert logprobs is not None
     assert max(top.values()) == pytest.approx(max(logprobs[0].values()), abs=0.25)

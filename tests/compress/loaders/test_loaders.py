@@ -229,9 +229,7 @@ def _of_engine(path: Path) -> Answers:
     engine = Engine(path, quiet=True, kv_cache_memory_bytes=1 << 24)
     scores = engine.score([(ids[:1], ids[1:]) for ids in PROMPTS])
     greedy = engine.generate(PROMPTS, SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True))
-    return Answers(
-        [list(each.completions[0].tokens) for each in greedy], [[t.logprob for t in each] for each in scores]
-    )
+    return Answers([list(each.outputs[0].token_ids) for each in greedy], [[t.logprob for t in each] for each in scores])
 
 
 @torch.no_grad()

@@ -147,10 +147,10 @@ def test_the_engine_reads_what_is_written(
     options: dict[str, Any] = {"quiet": True, "max_model_len": 64, "kv_cache_memory_bytes": 1 << 22}
     prompts, greedy = [[1, 5, 9, 5], [7, 3]], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     with closing(Engine(model, **options)) as plain:
-        answers = [each.completions[0].tokens for each in plain.generate(prompts, greedy)]
+        answers = [each.outputs[0].token_ids for each in plain.generate(prompts, greedy)]
     with closing(Engine(model, drafter=str(directory), draft_tokens=3, **options)) as engine:
         watched = WatchedHead(engine, prompts, answers)
-        assert [each.completions[0].tokens for each in engine.generate(prompts, greedy)] == answers
+        assert [each.outputs[0].token_ids for each in engine.generate(prompts, greedy)] == answers
     if scheme != "NVFP4A16":
         assert watched.largest_error(head, every=1) < 1e-3
 

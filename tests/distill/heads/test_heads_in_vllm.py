@@ -47,8 +47,8 @@ def _of_engine(model: Path, head: Path) -> Answers:
             engine.add_request(prompt, SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True), id=str(i))
         while any(len(tokens) < COUNT for tokens in found.tokens):
             for output in engine.step():
-                found.tokens[int(output.id)] = list(output.completions[0].tokens)
-                found.steps[int(output.id)].append(len(output.completions[0].tokens))
+                found.tokens[int(output.request_id)] = list(output.outputs[0].token_ids)
+                found.steps[int(output.request_id)].append(len(output.outputs[0].token_ids))
     return found
 
 

@@ -76,7 +76,7 @@ def test_what_it_leaves_keeps_to_its_target_and_is_served(tiny: Callable[..., Pa
     named = " ".join(f"{name} {size}" for name, size in chosen["sizes"].items())
     assert tried[named] == min(tried.values())
     sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-    assert len(Engine(checkpoint).generate([list(range(5, 17))], sampling)[0].completions[0].tokens) == 4
+    assert len(Engine(checkpoint).generate([list(range(5, 17))], sampling)[0].outputs[0].token_ids) == 4
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_then_quantized_and_served(tiny: Callable[..., Path], tmp_path: Path) ->
     served = engine.generate([prompt], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))[0]
     theirs = AutoModelForCausalLM.from_pretrained(result.checkpoint, dtype=torch.float32)
     expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, 12:]
-    assert served.completions[0].tokens == expected.tolist()
+    assert served.outputs[0].token_ids == expected.tolist()
 
 
 def test_an_interrupted_search_goes_on(

@@ -102,7 +102,7 @@ def test_every_score_leaves_a_model_that_is_served(score: str, tiny: Callable[..
     checkpoint = run(recipe_of(tiny("mixtral"), tmp_path / "out", *steps)).checkpoint
     assert json.loads((checkpoint / "config.json").read_text())["num_local_experts"] == 3
     sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-    assert len(Engine(checkpoint).generate([TOKENS[0, :12].tolist()], sampling)[0].completions[0].tokens) == 4
+    assert len(Engine(checkpoint).generate([TOKENS[0, :12].tolist()], sampling)[0].outputs[0].token_ids) == 4
 
 
 @torch.no_grad()

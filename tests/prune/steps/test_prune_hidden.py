@@ -161,7 +161,7 @@ def test_then_quantized_and_served(score: str, tiny: Callable[..., Path], tmp_pa
     assert (config["hidden_size"], config["head_dim"]) == (64, 32)
     assert config["tie_word_embeddings"] == (score != "pca")
     sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-    assert len(Engine(checkpoint).generate([TOKENS[0, :12].tolist()], sampling)[0].completions[0].tokens) == 4
+    assert len(Engine(checkpoint).generate([TOKENS[0, :12].tolist()], sampling)[0].outputs[0].token_ids) == 4
 
 
 def test_interrupted_after_the_directions_it_goes_on(

@@ -127,14 +127,14 @@ def test_the_runtime_leaves_them_out(dtype: torch.dtype, tiny: Callable[..., Pat
     served = engine.generate([prompt], sampling)[0]
     theirs = AutoModelForCausalLM.from_pretrained(checkpoint)
     expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, 12:]
-    assert served.completions[0].tokens == expected.tolist()
+    assert served.outputs[0].token_ids == expected.tolist()
 
 
 def test_keys_and_values_of_what_is_left_are_rounded(tiny: Callable[..., Path], tmp_path: Path) -> None:
     steps = [_prune("attention"), {"quantize": {"scheme": "W8A16", "kv_cache": "fp8"}}]
     checkpoint = run(recipe_of(tiny("llama", torch.bfloat16), tmp_path / "out", *steps)).checkpoint
     sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-    assert len(Engine(checkpoint).generate([TOKENS[0, :12].tolist()], sampling)[0].completions[0].tokens) == 4
+    assert len(Engine(checkpoint).generate([TOKENS[0, :12].tolist()], sampling)[0].outputs[0].token_ids) == 4
 
 
 def test_a_config_that_calls_a_part_removed_that_is_there_is_refused(tiny: Callable[..., Path]) -> None:

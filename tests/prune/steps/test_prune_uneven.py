@@ -102,7 +102,7 @@ def test_it_computes_what_the_rest_did_in_transformers_and_here(
     assert (logits - reference).norm() <= 1e-4 * reference.norm()
     prompt = TOKENS[0, :12].tolist()
     sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-    served = Engine(checkpoint, quiet=True).generate([prompt], sampling)[0].completions[0].tokens
+    served = Engine(checkpoint, quiet=True).generate([prompt], sampling)[0].outputs[0].token_ids
     expected = wanted.generate(torch.tensor([prompt]), max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, 12:]
     assert served == expected.tolist()
 
@@ -151,7 +151,7 @@ def test_other_steps_follow(tiny: Callable[..., Path], tmp_path: Path) -> None:
     assert groups[2] == min(groups) < max(groups)
     assert said["reload"]["through"] == "transformers"
     assert "which blocks of different sizes need" in said["reload"]["sentence"]
-    assert len(Engine(checkpoint, quiet=True).generate([[1, 2, 3]], SamplingParams(max_tokens=4))[0].completions) == 1
+    assert len(Engine(checkpoint, quiet=True).generate([[1, 2, 3]], SamplingParams(max_tokens=4))[0].outputs) == 1
 
 
 def test_blocks_that_are_alike_again_are_plain(tiny: Callable[..., Path], tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_parts_can_go_from_blocks_that_differ(structure: str, tiny: Callable[...
     theirs = AutoModelForCausalLM.from_pretrained(checkpoint, config=config_for(checkpoint))
     prompt = TOKENS[0, :12].tolist()
     sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
-    served = Engine(checkpoint, quiet=True).generate([prompt], sampling)[0].completions[0].tokens
+    served = Engine(checkpoint, quiet=True).generate([prompt], sampling)[0].outputs[0].token_ids
     expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=6, min_new_tokens=6, do_sample=False)[0, 12:]
     assert served == expected.tolist()
 

@@ -201,7 +201,7 @@ def test_then_quantized_and_served(tiny: Callable[..., Path], tmp_path: Path) ->
     served = Engine(result.checkpoint).generate([prompt], sampling)[0]
     theirs = AutoModelForCausalLM.from_pretrained(result.checkpoint)
     expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, 12:]
-    assert served.completions[0].tokens == expected.tolist()
+    assert served.outputs[0].token_ids == expected.tolist()
 
 
 def test_a_layout_that_is_not_as_thought_is_refused(

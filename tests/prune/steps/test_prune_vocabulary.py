@@ -65,7 +65,7 @@ def test_then_quantized_and_served(architecture: str, tiny: Callable[..., Path],
     checkpoint = run(recipe_of(tiny(architecture, torch.bfloat16), tmp_path / "out", *steps)).checkpoint
     engine = Engine(checkpoint)
     served = engine.generate(["The harbour was"], SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))[0]
-    assert max(served.completions[0].tokens) < engine.model.spec.vocabulary < 600
+    assert max(served.outputs[0].token_ids) < engine.model.spec.vocabulary < 600
 
 
 def test_forbidden_tokens_stay_forbidden(tiny: Callable[..., Path], corpus: Path, tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def theirs(model: Any, prompt: list[int] = PROMPT, count: int = 12) -> tuple[lis
 
 def ours(running: Engine, adapter: str | None, prompt: list[int] = PROMPT) -> tuple[list[int], list[float]]:
     (output,) = running.generate([prompt], GREEDY, adapter=adapter)
-    found = output.completions[0]
+    found = output.outputs[0]
     assert found.logprobs is not None
-    return found.tokens, [each[token] for each, token in zip(found.logprobs, found.tokens, strict=True)]
+    return found.token_ids, [each[token] for each, token in zip(found.logprobs, found.token_ids, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_requests_of_one_batch_have_their_own_adapters(tiny: Callable[..., Path]
     found: dict[str, list[int]] = {}
     names = {running.add_request(PROMPT, GREEDY, adapter=name): name for name in (*wanted, *wanted)}
     while running.has_work:
-        found |= {output.id: output.completions[0].tokens for output in running.step()}
+        found |= {output.request_id: output.outputs[0].token_ids for output in running.step()}
     assert {names[id]: tokens for id, tokens in found.items()} == wanted
     assert len(found) == 6
 
@@ -107,9 +107,7 @@ def test_native_kernels_apply_adapters_as_exactly_as_merged_weights(tiny: Callab
     exact = scores(engine(tmp_path / "merged"))
     assert (scores(running, "mine") - exact).abs().mean() < 1.5 * (scores(merged) - exact).abs().mean()
     # Decoding, where layers without adapters run in one call of the kernels.
-    greedy = [
-        running.generate([PROMPT], GREEDY, adapter=name)[0].completions[0].tokens for name in (None, "mine", None)
-    ]
+    greedy = [running.generate([PROMPT], GREEDY, adapter=name)[0].outputs[0].token_ids for name in (None, "mine", None)]
     assert greedy[0] == greedy[2] != greedy[1]
 
 

@@ -115,11 +115,11 @@ def test_scaled_positions_reach_as_far_as_they_are_scaled(rope: dict[str, Any], 
     assert engine.max_model_len == reach
     prompt = list(range(4, 4 + reach - 8))
     found = engine.generate([prompt], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=0))[0]
-    whole = torch.tensor([[*prompt, *found.completions[0].tokens]])
+    whole = torch.tensor([[*prompt, *found.outputs[0].token_ids]])
     if rope["rope_type"] == "yarn":  # transformers' dynamic frequencies change with each token
         with torch.no_grad():
             expected = model(whole).logits[0, len(prompt) - 1 : -1].argmax(-1)
-        assert found.completions[0].tokens == expected.tolist()
+        assert found.outputs[0].token_ids == expected.tolist()
 
 
 def test_dynamic_positions_are_unscaled_unless_longer_outputs_are_asked_for(tmp_path: Path) -> None:
@@ -128,16 +128,16 @@ def test_dynamic_positions_are_unscaled_unless_longer_outputs_are_asked_for(tmp_
     engine = Engine(save_model(model, tmp_path), quiet=True, kv_cache_memory_bytes=1 << 22, dtype="float32")
     prompt = list(range(4, 20))
     greedy = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
-    found = engine.generate([prompt], greedy)[0].completions[0].tokens
+    found = engine.generate([prompt], greedy)[0].outputs[0].token_ids
     assert len(prompt) + len(found) == 32
     with torch.no_grad():
         expected = model(torch.tensor([[*prompt, *found[:-1]]])).logits[0, len(prompt) - 1 :].argmax(-1)
     assert found == expected.tolist()
     # Where little is left, or more is asked for, the scaled positions are there.
     longer = [*prompt, *range(20, 31)]
-    assert len(engine.generate([longer], greedy)[0].completions[0].tokens) == 128 - len(longer)
+    assert len(engine.generate([longer], greedy)[0].outputs[0].token_ids) == 128 - len(longer)
     least = SamplingParams(max_tokens=None, min_tokens=20, temperature=0)
-    assert len(engine.generate([prompt], least)[0].completions[0].tokens) >= 20
+    assert len(engine.generate([prompt], least)[0].outputs[0].token_ids) >= 20
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "opt"])
@@ -153,7 +153,7 @@ def test_a_checkpoint_saved_without_its_head_is_read(architecture: str, tmp_path
         expected = model.generate(prompt, max_new_tokens=6, do_sample=False, eos_token_id=None, repetition_penalty=1.0)
     engine = Engine(path, quiet=True, kv_cache_memory_bytes=1 << 22)
     greedy = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
-    assert engine.generate(prompt.tolist(), greedy)[0].completions[0].tokens == expected[0, 4:].tolist()
+    assert engine.generate(prompt.tolist(), greedy)[0].outputs[0].token_ids == expected[0, 4:].tolist()
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,6 @@ def test_the_engine_generates_what_it_does_without(tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
     options: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": 16, "quiet": True}
     engine = Engine(path, compile=True, **options)
-    found = [output.completions[0].tokens for output in engine.generate(PROMPTS, params)]
-    assert found == [o.completions[0].tokens for o in Engine(path, **options).generate(PROMPTS, params)]
+    found = [output.outputs[0].token_ids for output in engine.generate(PROMPTS, params)]
+    assert found == [o.outputs[0].token_ids for o in Engine(path, **options).generate(PROMPTS, params)]
     assert "kernels of its own" in engine.explain()["layers"]

@@ -28,9 +28,9 @@ def _said(running: Engine, lines: list[str], **options: str) -> str:
 
 def test_without_a_template_text_is_continued_and_reset_forgets() -> None:
     running = engine(SMELT_6M)
-    first = running.generate("The city of", GREEDY)[0].completions[0].text
+    first = running.generate("The city of", GREEDY)[0].outputs[0].text
     assert first is not None
-    second = running.generate("The city of" + first + " And then", GREEDY)[0].completions[0].text
+    second = running.generate("The city of" + first + " And then", GREEDY)[0].outputs[0].text
     assert second is not None
     said = _said(running, ["The city of", " And then", "/reset", "The city of", "/nonsense"])
     assert "no chat template" in said

@@ -48,8 +48,8 @@ def test_checkpoints_are_found_as_commands_find_them(small: tuple[PreTrainedMode
     """A run's output stands for the checkpoint in it."""
     (tmp_path / "checkpoint").symlink_to(small[1])
     prompt = [5, 9, 11]
-    found = Engine(tmp_path, quiet=True).generate([prompt], GREEDY)[0].completions[0].tokens
-    assert found == Engine(small[1], quiet=True).generate([prompt], GREEDY)[0].completions[0].tokens
+    found = Engine(tmp_path, quiet=True).generate([prompt], GREEDY)[0].outputs[0].token_ids
+    assert found == Engine(small[1], quiet=True).generate([prompt], GREEDY)[0].outputs[0].token_ids
     assert Engine("builtin:smelt-6m", quiet=True).model.spec.vocabulary == 4096
     with pytest.raises(SmeltError, match="nowhere"):
         Engine(tmp_path / "nowhere")
@@ -67,7 +67,7 @@ def test_greedy_tokens_are_those_of_generate(architecture: str, tmp_path: Path) 
     found = running.generate(prompts, GREEDY)
     assert running.scheduler.preemptions > 0
     for prompt, output in zip(prompts, found, strict=True):
-        assert output.completions[0].tokens == greedy(model, prompt, 24)
+        assert output.outputs[0].token_ids == greedy(model, prompt, 24)
     running.cache.check([])
 
 
@@ -75,7 +75,7 @@ def test_stories_are_as_expected(shared: Path) -> None:
     path = shared / "models" / "stories260K"
     running = engine(path, max_num_seqs=1)
     output = running.generate([1], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))[0]
-    text = running.tokenizer.decode([1, *output.completions[0].tokens], skip_special_tokens=True)
+    text = running.tokenizer.decode([1, *output.outputs[0].token_ids], skip_special_tokens=True)
     assert text.strip() == (path / "expected_greedy_200.txt").read_text().strip()
 
 
@@ -123,10 +123,10 @@ def test_random_traffic_in_a_starved_cache(
             del asked[name]
         for output in running.step():
             if output.finished:
-                finished[output.id] = output
+                finished[output.request_id] = output
         _conserved(running)
     while running.has_work:
-        finished |= {output.id: output for output in running.step() if output.finished}
+        finished |= {output.request_id: output for output in running.step() if output.finished}
         _conserved(running)
     running.cache.check([])
     assert running.cache.free == running.cache.blocks
@@ -137,8 +137,8 @@ def test_random_traffic_in_a_starved_cache(
     for name, (prompt, params) in asked.items():
         expected = alone[tuple(prompt)][: params.max_tokens]
         stops_at = [i + 1 for i, token in enumerate(expected) if token in (END, *params.stop_token_ids)]
-        for completion in finished[name].completions:
-            assert completion.tokens == expected[: min(stops_at, default=len(expected))]
+        for completion in finished[name].outputs:
+            assert completion.token_ids == expected[: min(stops_at, default=len(expected))]
             assert completion.finish_reason == ("stop" if stops_at else "length")
 
 
@@ -165,7 +165,7 @@ def test_beam_search_is_that_of_transformers(width: int, small: tuple[PreTrained
                     num_beams=width,
                     num_return_sequences=2,
                 )[:, len(prompt) :]
-            assert [c.tokens for c in found.completions] == expected.tolist()
+            assert [c.token_ids for c in found.outputs] == expected.tolist()
         running.cache.check([])
 
 
@@ -185,7 +185,7 @@ def test_beams_that_end_are_ranked_as_transformers_ranks_them() -> None:
                 length_penalty=penalty,
             )
             found = running.generate(text, params)[0]
-            tokens = torch.tensor([found.prompt_tokens])
+            tokens = torch.tensor([found.prompt_token_ids])
             expected = model.generate(
                 tokens,
                 attention_mask=torch.ones_like(tokens),
@@ -196,8 +196,8 @@ def test_beams_that_end_are_ranked_as_transformers_ranks_them() -> None:
                 eos_token_id=ends,
                 length_penalty=penalty,
             )[:, tokens.shape[1] :].tolist()
-            for completion, reference in zip(found.completions, expected, strict=True):
-                assert completion.tokens == reference[: len(completion.tokens)]
+            for completion, reference in zip(found.outputs, expected, strict=True):
+                assert completion.token_ids == reference[: len(completion.token_ids)]
 
 
 def test_beams_are_changed_and_stopped_as_transformers_does() -> None:
@@ -218,21 +218,21 @@ def test_beams_are_changed_and_stopped_as_transformers_does() -> None:
                 beam_width=3, n=3, max_tokens=20, temperature=0, ignore_eos=True, logprobs=2, **mine
             )
             found = running.generate(text, params)[0]
-            tokens = torch.tensor([found.prompt_tokens])
+            tokens = torch.tensor([found.prompt_token_ids])
             options = {"eos_token_id": None, "max_new_tokens": 20, "num_beams": 3, "num_return_sequences": 3, **theirs}
             expected = model.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, **options)
-            for completion, reference in zip(found.completions, expected[:, tokens.shape[1] :].tolist(), strict=True):
-                assert completion.tokens == reference[: len(completion.tokens)]
-                whole = torch.tensor([[*found.prompt_tokens, *completion.tokens]])
+            for completion, reference in zip(found.outputs, expected[:, tokens.shape[1] :].tolist(), strict=True):
+                assert completion.token_ids == reference[: len(completion.token_ids)]
+                whole = torch.tensor([[*found.prompt_token_ids, *completion.token_ids]])
                 with torch.no_grad():
                     rows = model(whole).logits[0, tokens.shape[1] - 1 : -1].log_softmax(-1)
                 own = rows.gather(-1, whole[0, tokens.shape[1] :, None])[:, 0]
-                assert completion.total_logprob == pytest.approx(own.sum().item(), abs=1e-3)
+                assert completion.cumulative_logprob == pytest.approx(own.sum().item(), abs=1e-3)
                 assert completion.logprobs is not None
                 for place, logprobs in enumerate(completion.logprobs):
-                    assert logprobs[completion.tokens[place]] == pytest.approx(own[place].item(), abs=1e-4)
-                if isinstance(completion.stopped_by, str):
-                    assert completion.stopped_by in stops
+                    assert logprobs[completion.token_ids[place]] == pytest.approx(own[place].item(), abs=1e-4)
+                if isinstance(completion.stop_reason, str):
+                    assert completion.stop_reason in stops
                     assert completion.text is not None
                     assert not any(stop in completion.text for stop in stops)
 
@@ -245,10 +245,10 @@ def test_samples_depend_on_their_seed_alone(small: tuple[PreTrainedModel, Path])
     crowded = engine(path, max_num_batched_tokens=13).generate(
         [*others, mine], [SamplingParams(max_tokens=30)] * 3 + [params]
     )[3]
-    assert [c.tokens for c in alone.completions] == [c.tokens for c in crowded.completions]
-    assert len({tuple(c.tokens) for c in alone.completions}) == 3
+    assert [c.token_ids for c in alone.outputs] == [c.token_ids for c in crowded.outputs]
+    assert len({tuple(c.token_ids) for c in alone.outputs}) == 3
     again = engine(path).generate(mine, SamplingParams(seed=8, n=3, max_tokens=15, top_p=0.9, temperature=0.8))[0]
-    assert again.completions[0].tokens != alone.completions[0].tokens
+    assert again.outputs[0].token_ids != alone.outputs[0].token_ids
 
 
 def test_log_probabilities_are_the_models_own(small: tuple[PreTrainedModel, Path]) -> None:
@@ -261,8 +261,8 @@ def test_log_probabilities_are_the_models_own(small: tuple[PreTrainedModel, Path
         running = engine(path, max_num_batched_tokens=budget)
         running.generate(prompt, GREEDY)  # so that the prompt's blocks are there to be found, and must not be
         found = running.generate(prompt, params)[0]
-        completion = found.completions[0]
-        whole = [*prompt, *completion.tokens]
+        completion = found.outputs[0]
+        whole = [*prompt, *completion.token_ids]
         with torch.no_grad():
             expected = model(torch.tensor([whole])).logits[0].log_softmax(-1)
         assert completion.logprobs is not None
@@ -275,18 +275,18 @@ def test_log_probabilities_are_the_models_own(small: tuple[PreTrainedModel, Path
             assert set(best) <= set(logprobs)
             for token, value in logprobs.items():
                 assert value == pytest.approx(expected[place, token].item(), abs=1e-4)
-        total = sum(expected[len(prompt) - 1 + i, t].item() for i, t in enumerate(completion.tokens))
-        assert completion.total_logprob == pytest.approx(total, abs=1e-3)
+        total = sum(expected[len(prompt) - 1 + i, t].item() for i, t in enumerate(completion.token_ids))
+        assert completion.cumulative_logprob == pytest.approx(total, abs=1e-3)
 
 
 def test_streaming_gives_growing_text_and_leaving_early_frees_everything() -> None:
     running = engine(SMELT_6M)
-    whole = running.generate("The city of", SamplingParams(temperature=0, max_tokens=20))[0].completions[0]
+    whole = running.generate("The city of", SamplingParams(temperature=0, max_tokens=20))[0].outputs[0]
 
     async def two() -> tuple[list[str], int]:
         async def listen() -> list[str]:
             return [
-                output.completions[0].text or ""
+                output.outputs[0].text or ""
                 async for output in running.stream("The city of", SamplingParams(temperature=0, max_tokens=20))
             ]
 
@@ -336,8 +336,8 @@ def test_a_request_that_cannot_be_served_is_refused_and_the_others_go_on(
         running.add_request(prompt, SamplingParams(**{"max_tokens": 4} | params))
     outputs = {}
     while running.has_work:
-        outputs |= {output.id: output for output in running.step()}
-    assert outputs[name].completions[0].tokens == greedy(model, good, 24)
+        outputs |= {output.request_id: output for output in running.step()}
+    assert outputs[name].outputs[0].token_ids == greedy(model, good, 24)
 
 
 @pytest.mark.parametrize(
@@ -369,8 +369,8 @@ def test_logits_that_are_not_numbers_end_only_their_request(
     good, poisoned = prompts_of([12, 20])
     poisoned[10] = 77
     found = running.generate([good, poisoned], GREEDY)
-    assert found[0].completions[0].tokens == greedy(model, good, 24)
-    assert found[1].completions[0].finish_reason == "error"
+    assert found[0].outputs[0].token_ids == greedy(model, good, 24)
+    assert found[1].outputs[0].finish_reason == "error"
     assert found[1].error is not None
     assert "NaN or infinite" in found[1].error
     running.cache.check([])
@@ -390,7 +390,7 @@ def test_one_broken_beam_ends_its_request_and_no_other(small: tuple[PreTrainedMo
     for output in (found[0], found[2]):
         assert output.error is not None
         assert "NaN or infinite" in output.error
-    assert [c.tokens for c in found[1].completions] == [c.tokens for c in alone.completions]
+    assert [c.token_ids for c in found[1].outputs] == [c.token_ids for c in alone.outputs]
     assert not running.has_work
     running.cache.check([])
 
@@ -464,7 +464,7 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(small: tuple[Pr
     assert not running.is_running(name)
     assert not running.has_work
     running.cache.check([])
-    assert running.generate(second, GREEDY)[0].completions[0].tokens == greedy(model, second, 24)
+    assert running.generate(second, GREEDY)[0].outputs[0].token_ids == greedy(model, second, 24)
 
 
 @pytest.mark.parametrize(("kept", "allowed"), [("int8", 0.002), ("fp8", 0.01)])
@@ -506,7 +506,7 @@ def test_native_kernels_serve_random_traffic(tmp_path: Path) -> None:
             )
         for output in running.step():
             if output.finished:
-                alive.discard(output.id)
+                alive.discard(output.request_id)
                 done += 1
                 assert output.error is None
         if alive and chance.random() < 0.02:
@@ -529,7 +529,7 @@ def test_a_static_batch_is_what_waited_when_it_began(small: tuple[PreTrainedMode
     seen: list[set[str]] = []
     tokens: dict[str, list[int]] = {}
     while running.has_work:
-        tokens |= {output.id: output.completions[0].tokens for output in running.step()}
+        tokens |= {output.request_id: output.outputs[0].token_ids for output in running.step()}
         seen.append({sequence.request.id for sequence in running.scheduler.running})
     batches = [set(names[:3]), set(names[3:6]), set(names[6:])]
     assert all(any(those <= batch for batch in batches) for those in seen)
@@ -552,9 +552,9 @@ def test_a_full_queue_refuses_and_outputs_say_how_long_they_waited(small: tuple[
     running.add_request(prompt, GREEDY, id="third")
     done = {}
     while running.has_work:
-        done |= {output.id: output for output in running.step() if output.finished}
+        done |= {output.request_id: output for output in running.step() if output.finished}
     assert set(done) == {"first", "second", "third"}
-    assert [done[name].cached_tokens for name in done] == [12, 12, 12]
+    assert [done[name].num_cached_tokens for name in done] == [12, 12, 12]
     waited = [done[name].queue_seconds for name in ("first", "second", "third")]
     assert 0 <= waited[0] < waited[1] < waited[2]
     assert len(running.generate([prompt] * 5, GREEDY)) == 5, "one call may give more"

@@ -28,7 +28,7 @@ def _finished(engine: Engine) -> dict[str, list[int]]:
         for output in engine.step():
             assert output.error is None
             if output.finished:
-                found[output.id] = output.completions[0].tokens
+                found[output.request_id] = output.outputs[0].token_ids
     return found
 
 
@@ -36,7 +36,7 @@ def _finished(engine: Engine) -> dict[str, list[int]]:
 def test_requests_and_the_prefix_cache_stay_right(tiny: Callable[..., Path], interrupted: int) -> None:
     options: dict[str, Any] = {"quiet": True, "kv_cache_memory_bytes": 1 << 24, "max_num_batched_tokens": 32}
     path = tiny("llama")
-    expected = Engine(path, **options).generate([LONG], GREEDY)[0].completions[0].tokens
+    expected = Engine(path, **options).generate([LONG], GREEDY)[0].outputs[0].token_ids
     engine = Engine(path, **options)
     execute, step = engine.executor.execute, 0
 
@@ -54,7 +54,7 @@ def test_requests_and_the_prefix_cache_stay_right(tiny: Callable[..., Path], int
     assert step == interrupted + 1
     assert engine.has_work
     assert _finished(engine)[name] == expected
-    assert engine.generate([LONG], GREEDY)[0].completions[0].tokens == expected
+    assert engine.generate([LONG], GREEDY)[0].outputs[0].token_ids == expected
 
 
 def test_a_second_interrupt_does_not_wait() -> None:

@@ -34,15 +34,15 @@ def _idle(running: Engine) -> bool:
 
 
 def test_a_slow_reader_gets_the_latest_output(running: Engine) -> None:
-    wanted = running.generate([[5, 6, 7]], GREEDY)[0].completions[0]
+    wanted = running.generate([[5, 6, 7]], GREEDY)[0].outputs[0]
 
     async def read() -> list[int]:
         lengths = []
         stream = running.start([5, 6, 7], GREEDY)
         async for output in stream:
-            lengths.append(len(output.completions[0].tokens))
+            lengths.append(len(output.outputs[0].token_ids))
             await asyncio.sleep(0.5)
-        assert output.completions[0].tokens == wanted.tokens
+        assert output.outputs[0].token_ids == wanted.token_ids
         return lengths
 
     lengths = asyncio.run(read())
@@ -74,13 +74,13 @@ def test_a_reader_whose_loop_has_ended_holds_nothing(running: Engine) -> None:
 
 def test_several_loops_share_an_engine(running: Engine) -> None:
 
-    wanted = running.generate([[5, 6, 7]], GREEDY)[0].completions[0].tokens
+    wanted = running.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
     found: list[list[int]] = []
 
     async def whole() -> list[int]:
         tokens: list[int] = []
         async for output in running.start([5, 6, 7], GREEDY):
-            tokens = output.completions[0].tokens
+            tokens = output.outputs[0].token_ids
         return tokens
 
     threads = [threading.Thread(target=lambda: found.append(asyncio.run(whole()))) for _ in range(4)]
@@ -162,12 +162,12 @@ def test_engines_may_share_a_thread_and_leave_it() -> None:
         async def tokens(running: Engine) -> list[int]:
             async for output in running.stream([5, 6, 7], GREEDY):
                 last = output
-            return last.completions[0].tokens
+            return last.outputs[0].token_ids
 
         return list(await asyncio.gather(tokens(first), tokens(second), tokens(first)))
 
     found = asyncio.run(both())
-    assert found == [first.generate([5, 6, 7], GREEDY)[0].completions[0].tokens] * 3
+    assert found == [first.generate([5, 6, 7], GREEDY)[0].outputs[0].token_ids] * 3
     for running in (first, second):
         running.loop.close()
     deadline = time.monotonic() + 5
@@ -195,7 +195,7 @@ def test_a_member_that_leaves_hands_over_what_it_has() -> None:
         stream.close()
         await asyncio.to_thread(running.loop.close)
         async for output in stream:
-            reason = output.completions[0].finish_reason
+            reason = output.outputs[0].finish_reason
         return reason
 
     assert asyncio.run(asyncio.wait_for(leave(), 20)) == "abort"

@@ -25,8 +25,8 @@ WIDE = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6}
 
 
 def said(outputs: list[RequestOutput]) -> list[tuple[list[int], float]]:
-    found = [output.completions[0] for output in outputs]
-    return [(each.tokens, each.total_logprob) for each in found]
+    found = [output.outputs[0] for output in outputs]
+    return [(each.token_ids, each.cumulative_logprob) for each in found]
 
 
 @pytest.mark.few(4)
@@ -134,7 +134,7 @@ if limit:
 options = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": 4 << 20, "quiet": True}
 engine = Engine(path, offload=offload, **options)
 params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-print(json.dumps([each.completions[0].tokens for each in engine.generate(prompts, params)]))
+print(json.dumps([each.outputs[0].token_ids for each in engine.generate(prompts, params)]))
 """
 
 

@@ -189,7 +189,7 @@ def _requests(draw: random.Random, most: int) -> list[Asked]:
 
 
 def _tokens(output: RequestOutput) -> list[list[int]]:
-    return [completion.tokens for completion in output.completions]
+    return [completion.token_ids for completion in output.outputs]
 
 
 def _alone(built: Engine, request: Asked) -> list[list[int]]:
@@ -247,7 +247,7 @@ def test_whatever_is_accepted_finishes(built: Engine, seed: int, policy: str) ->
             except RuntimeProblem:
                 refused += 1
         if built.has_work:
-            found |= {output.id: _tokens(output) for output in built.step() if output.finished}
+            found |= {output.request_id: _tokens(output) for output in built.step() if output.finished}
             steps += 1
             assert steps <= work, "more steps than if every token were computed from the prompt on"
         if executor.tokens > seen:
@@ -269,7 +269,7 @@ def test_a_beam_that_is_computed_again_takes_the_room_of_those_that_wait_for_it(
     built.add_request([1, 40, 41], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), id="one")
     ended: list[str] = []
     for _ in range(1000):
-        ended += [output.id for output in built.step() if output.finished]
+        ended += [output.request_id for output in built.step() if output.finished]
         if not built.has_work:
             break
     assert sorted(ended) == ["beams", "one"]

@@ -68,7 +68,7 @@ def test_tokens_are_those_of_each_request_alone(path: Path, policy: str, host: s
     prompts = _prompts(draw)
     greedy = SamplingParams(temperature=0, max_tokens=MOST, ignore_eos=True)
     lone = engine(path, enable_prefix_caching=False)
-    alone = [lone.generate(prompt, greedy)[0].completions[0].tokens for prompt in prompts]
+    alone = [lone.generate(prompt, greedy)[0].outputs[0].token_ids for prompt in prompts]
     running = _starved(path, policy, **HOSTS[host])
     execute = running.executor.execute
 
@@ -98,7 +98,7 @@ def test_tokens_are_those_of_each_request_alone(path: Path, policy: str, host: s
             del asked[name]
             cancelled += 1
         try:
-            finished |= {output.id: output for output in running.step() if output.finished}
+            finished |= {output.request_id: output for output in running.step() if output.finished}
         except MemoryError:
             failed += 1
             assert not running.has_work
@@ -112,7 +112,7 @@ def test_tokens_are_those_of_each_request_alone(path: Path, policy: str, host: s
     assert finished.keys() == asked.keys()
     for name, output in finished.items():
         assert output.error is None
-        assert all(completion.tokens == asked[name] for completion in output.completions)
+        assert all(completion.token_ids == asked[name] for completion in output.outputs)
     running.cache.check([])
     assert running.cache.free == running.cache.blocks == BLOCKS
     preemptions, swaps = running.scheduler.preemptions, running.scheduler.swaps

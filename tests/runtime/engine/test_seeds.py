@@ -16,7 +16,7 @@ WARM = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
 def answers(seed: int, *params: SamplingParams) -> list[list[int]]:
     """Of one prompt, request after request."""
     with closing(Engine(SMELT_6M, dtype="float32", quiet=True, max_num_seqs=4, seed=seed)) as engine:
-        return [engine.generate(["The house"], each)[0].completions[0].tokens for each in params]
+        return [engine.generate(["The house"], each)[0].outputs[0].token_ids for each in params]
 
 
 def test_the_same_request_has_another_answer_each_time() -> None:
@@ -24,7 +24,7 @@ def test_the_same_request_has_another_answer_each_time() -> None:
     assert len({tuple(each) for each in found}) == 3
     with closing(Engine(SMELT_6M, dtype="float32", quiet=True, max_num_seqs=4)) as engine:
         together = engine.generate(["The house"] * 3, WARM)
-    assert len({tuple(each.completions[0].tokens) for each in together}) == 3
+    assert len({tuple(each.outputs[0].token_ids) for each in together}) == 3
 
 
 def test_an_engines_seed_repeats_them() -> None:

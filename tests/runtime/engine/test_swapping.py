@@ -50,7 +50,7 @@ def test_swapped_sequences_go_on_where_they_were(tiny: Callable[..., Path], kv_c
 
     starved.executor.execute = counted  # type: ignore[method-assign]
     found = starved.generate(PROMPTS, GREEDY)
-    assert [o.completions[0].tokens for o in found] == [o.completions[0].tokens for o in expected]
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected]
     assert starved.scheduler.swaps == starved.scheduler.preemptions > 0
     assert sum(computed) == 4 * (40 + 19), "nothing is computed twice"
     assert starved.cache.host is not None
@@ -72,11 +72,11 @@ def test_a_sessions_next_turn_computes_only_new_tokens(
     assert not list(disk.iterdir()), "nothing that a kill could leave behind"
     first = running.generate(PROMPTS[0], GREEDY)[0]
     running.generate(PROMPTS[1:], GREEDY)
-    turn = [*PROMPTS[0], *first.completions[0].tokens, 3, 4, 5]
+    turn = [*PROMPTS[0], *first.outputs[0].token_ids, 3, 4, 5]
     second = running.generate(turn, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))[0]
-    assert second.cached_tokens == 56, "of 59 computed positions, all in full blocks of 8"
+    assert second.num_cached_tokens == 56, "of 59 computed positions, all in full blocks of 8"
     plain = engine(path).generate(turn, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))[0]
-    assert second.completions[0].tokens == plain.completions[0].tokens
+    assert second.outputs[0].token_ids == plain.outputs[0].token_ids
 
 
 def test_a_disk_without_room_is_said(tiny: Callable[..., Path], tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_what_a_failed_step_should_have_restored_is_not_found(tiny: Callable[...
     path = tiny("llama")
     block = _block_bytes(path)
     running = engine(path, max_model_len=80, kv_cache_memory_bytes=12 * block, host_cache_bytes=40 * block)
-    expected = running.generate(PROMPTS[0], GREEDY)[0].completions[0].tokens
+    expected = running.generate(PROMPTS[0], GREEDY)[0].outputs[0].token_ids
     running.generate(PROMPTS[1:], GREEDY)
     execute = running.executor.execute
 
@@ -107,8 +107,8 @@ def test_what_a_failed_step_should_have_restored_is_not_found(tiny: Callable[...
         running.step()
     running.executor.execute = execute  # type: ignore[method-assign]
     again = running.generate(PROMPTS[0], GREEDY)[0]
-    assert again.cached_tokens == 0
-    assert again.completions[0].tokens == expected
+    assert again.num_cached_tokens == 0
+    assert again.outputs[0].token_ids == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])

@@ -23,7 +23,7 @@ def test_the_tokens_are_those_of_the_new_weights(
 ) -> None:
     engine = Engine(tiny(architecture, dtype), quiet=True, kv_cache_memory_bytes=1 << 24)
     greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=0)
-    before = engine.generate([PROMPT], greedy)[0].completions[0]
+    before = engine.generate([PROMPT], greedy)[0].outputs[0]
     other = make_model(architecture, dtype, seed=3).eval()
     state = {
         name: tensor for name, tensor in other.state_dict().items() if name != "lm_head.weight" or not _tied(other)
@@ -32,17 +32,17 @@ def test_the_tokens_are_those_of_the_new_weights(
     for tensor in state.values():
         tensor.data.mul_(0.5)  # what is trained on after it was taken is not what is generated with
     other = make_model(architecture, dtype, seed=3).eval()
-    after = engine.generate([PROMPT], greedy)[0].completions[0]
+    after = engine.generate([PROMPT], greedy)[0].outputs[0]
     assert before.logprobs is not None
     with torch.no_grad():
-        expected = other(torch.tensor([[*PROMPT, *after.tokens]])).logits[0, len(PROMPT) - 1 : -1].float()
+        expected = other(torch.tensor([[*PROMPT, *after.token_ids]])).logits[0, len(PROMPT) - 1 : -1].float()
     assert after.logprobs is not None
-    found = torch.tensor([each[token] for each, token in zip(after.logprobs, after.tokens, strict=True)])
-    assert before.logprobs[0].get(after.tokens[0]) != after.logprobs[0][after.tokens[0]]
-    wanted = expected.log_softmax(-1).gather(-1, torch.tensor(after.tokens).unsqueeze(-1)).squeeze(-1)
+    found = torch.tensor([each[token] for each, token in zip(after.logprobs, after.token_ids, strict=True)])
+    assert before.logprobs[0].get(after.token_ids[0]) != after.logprobs[0][after.token_ids[0]]
+    wanted = expected.log_softmax(-1).gather(-1, torch.tensor(after.token_ids).unsqueeze(-1)).squeeze(-1)
     assert (found - wanted).abs().mean() < (1e-4 if dtype == torch.float32 else 0.08)
     if dtype == torch.float32:
-        assert torch.equal(expected.argmax(-1), torch.tensor(after.tokens))
+        assert torch.equal(expected.argmax(-1), torch.tensor(after.token_ids))
 
 
 def _tied(model: torch.nn.Module) -> bool:

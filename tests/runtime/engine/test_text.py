@@ -141,12 +141,12 @@ def test_stop_strings_are_found_wherever_they_fall() -> None:
         for token in tokens:
             stream.add(token)
             given.append(stream.text)
-            if stream.stopped_by:
+            if stream.stop_reason:
                 break
         grown = [TOKENIZER.decode(tokens[: i + 1]) for i in range(len(tokens))]
         met = next(min(t.find(stop) for stop in stops if stop in t) for t in grown if any(stop in t for stop in stops))
         assert stream.text == text[:met]
-        assert stream.stopped_by in stops
+        assert stream.stop_reason in stops
         # Nothing was given out that had to be taken back.
         assert all(stream.text.startswith(piece) for piece in given)
 
@@ -170,12 +170,12 @@ def test_a_beginning_of_a_stop_string_is_held_back_and_then_given() -> None:
 
 def test_an_engine_stops_at_strings_and_not_before_min_tokens() -> None:
     running = engine(SMELT_6M)
-    whole = running.generate("The city of", SamplingParams(temperature=0, max_tokens=30))[0].completions[0]
+    whole = running.generate("The city of", SamplingParams(temperature=0, max_tokens=30))[0].outputs[0]
     assert whole.text is not None
     stop = whole.text[20:24]
-    stopped = running.generate("The city of", SamplingParams(temperature=0, max_tokens=30, stop=stop))[0].completions[0]
+    stopped = running.generate("The city of", SamplingParams(temperature=0, max_tokens=30, stop=stop))[0].outputs[0]
     assert stopped.text == whole.text[: whole.text.find(stop)]
     assert stopped.finish_reason == "stop"
-    assert stopped.stopped_by == stop
+    assert stopped.stop_reason == stop
     late = SamplingParams(temperature=0, max_tokens=30, stop=stop, min_tokens=29)
-    assert len(running.generate("The city of", late)[0].completions[0].tokens) >= 29
+    assert len(running.generate("The city of", late)[0].outputs[0].token_ids) >= 29

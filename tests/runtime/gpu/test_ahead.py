@@ -71,10 +71,10 @@ def test_tokens_are_the_same_and_come_at_most_a_step_later(both: Callable[..., t
     ahead.step = lambda: steps.append(outputs := step()) or outputs  # type: ignore[method-assign]
     found = ahead.generate(PROMPTS, params)
     for one, other in zip(found, expected, strict=True):
-        mine, theirs = one.completions[0], other.completions[0]
-        assert mine.tokens == theirs.tokens
+        mine, theirs = one.outputs[0], other.outputs[0]
+        assert mine.token_ids == theirs.token_ids
         assert mine.finish_reason == theirs.finish_reason
-        assert mine.total_logprob == pytest.approx(theirs.total_logprob, abs=1e-3)
+        assert mine.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-3)
         assert (mine.logprobs is None) == (theirs.logprobs is None)
         for these, those in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
             assert these == pytest.approx(those, abs=1e-3)
@@ -87,7 +87,7 @@ def test_requests_that_the_host_must_see_run_beside_others(both: Callable[..., t
     params = [_greedy(), _greedy(n=2), _greedy(beam_width=2), _greedy(prompt_logprobs=1), _greedy(max_tokens=2)]
     prompts = [prompt[:12] for prompt in PROMPTS]
     for one, other in zip(ahead.generate(prompts, params), plain.generate(prompts, params), strict=True):
-        assert [c.tokens for c in one.completions] == [c.tokens for c in other.completions]
+        assert [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
 
 
 def test_sequences_that_give_way_go_on_where_they_were(both: Callable[..., tuple[Engine, Engine]]) -> None:
@@ -100,9 +100,7 @@ def test_sequences_that_give_way_go_on_where_they_were(both: Callable[..., tuple
     prompts = [prompt[:14] for prompt in (PROMPTS[1], PROMPTS[3], PROMPTS[4])]
     found = ahead.generate(prompts, params)
     assert ahead.scheduler.preemptions > 0
-    assert [o.completions[0].tokens for o in found] == [
-        o.completions[0].tokens for o in plain.generate(prompts, params)
-    ]
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in plain.generate(prompts, params)]
 
 
 def test_an_abort_in_flight_harms_nobody(both: Callable[..., tuple[Engine, Engine]]) -> None:
@@ -115,9 +113,9 @@ def test_an_abort_in_flight_harms_nobody(both: Callable[..., tuple[Engine, Engin
     third = ahead.add_request(PROMPTS[3], _greedy())
     done = {}
     while ahead.has_work:
-        done |= {output.id: output for output in ahead.step() if output.finished}
+        done |= {output.request_id: output for output in ahead.step() if output.finished}
     for name, prompt in ((second, PROMPTS[4]), (third, PROMPTS[3])):
-        assert done[name].completions[0].tokens == plain.generate([prompt], _greedy())[0].completions[0].tokens
+        assert done[name].outputs[0].token_ids == plain.generate([prompt], _greedy())[0].outputs[0].token_ids
     assert ahead.cache.free == ahead.cache.blocks
 
 
@@ -127,23 +125,23 @@ def test_logits_that_are_no_numbers_end_their_own_request(both: Callable[..., tu
     ahead.model._positions[30] = float("nan")  # whoever gets as far as this position
     broken, sound = ahead.generate([PROMPTS[1][:28], PROMPTS[0]], _greedy())
     assert "NaN or infinite" in str(broken.error)
-    assert sound.completions[0].tokens == plain.generate([PROMPTS[0]], _greedy())[0].completions[0].tokens
+    assert sound.outputs[0].token_ids == plain.generate([PROMPTS[0]], _greedy())[0].outputs[0].token_ids
 
 
 def test_a_sequence_may_end_with_its_block_full_and_its_next_step_under_way(
     both: Callable[..., tuple[Engine, Engine]],
 ) -> None:
     plain, ahead = both()
-    whole = plain.generate([PROMPTS[0]], _greedy(max_tokens=11))[0].completions[0].tokens
+    whole = plain.generate([PROMPTS[0]], _greedy(max_tokens=11))[0].outputs[0].token_ids
     last = next(i for i in range(10, 0, -1) if whole[i] not in whole[:i])
     prompt = PROMPTS[1][: 16 - last - 1]  # so that the last token is the block's
-    tokens = plain.generate([prompt], _greedy(max_tokens=last + 1))[0].completions[0].tokens
+    tokens = plain.generate([prompt], _greedy(max_tokens=last + 1))[0].outputs[0].token_ids
     if tokens[-1] in tokens[:-1]:
         pytest.skip("the random model repeats itself")
     params = [_greedy(max_tokens=30, stop_token_ids=[tokens[-1]]), _greedy(max_tokens=14)]
     found = ahead.generate([prompt, PROMPTS[4]], params)
     assert [output.error for output in found] == [None, None]
-    assert found[0].completions[0].tokens == tokens
+    assert found[0].outputs[0].token_ids == tokens
     name = ahead.add_request(PROMPTS[0], _greedy(max_tokens=30))
     while ahead.is_running(name) and len(ahead._requests[name].sequences[0].tokens) < 16:
         ahead.step()
@@ -157,19 +155,19 @@ def test_blocks_that_came_while_the_host_looked_are_known_later(both: Callable[.
     params = [_greedy(max_tokens=44), _greedy(n=2, max_tokens=30)]
     prompts = [PROMPTS[4], PROMPTS[0]]
     for one, other in zip(ahead.generate(prompts, params), plain.generate(prompts, params), strict=True):
-        assert [c.tokens for c in one.completions] == [c.tokens for c in other.completions]
+        assert [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
 
 
 def test_a_seed_gives_the_same_tokens_in_any_company(both: Callable[..., tuple[Engine, Engine]]) -> None:
     _, ahead = both()
     drawn = SamplingParams(max_tokens=5, temperature=1.0, top_p=0.9, top_k=50, seed=3, ignore_eos=True, logprobs=1)
-    alone = ahead.generate([PROMPTS[0]], drawn)[0].completions[0]
+    alone = ahead.generate([PROMPTS[0]], drawn)[0].outputs[0]
     for company in (_greedy(), _greedy(n=2)):
-        beside = ahead.generate(PROMPTS[:2], [drawn, company])[0].completions[0]
-        assert alone.tokens == beside.tokens
-        assert alone.total_logprob == pytest.approx(beside.total_logprob, abs=1e-4)
-    other = ahead.generate([PROMPTS[0]], SamplingParams(**{**drawn.__dict__, "seed": 4}))[0].completions[0].tokens
-    assert alone.tokens != other
+        beside = ahead.generate(PROMPTS[:2], [drawn, company])[0].outputs[0]
+        assert alone.token_ids == beside.token_ids
+        assert alone.cumulative_logprob == pytest.approx(beside.cumulative_logprob, abs=1e-4)
+    other = ahead.generate([PROMPTS[0]], SamplingParams(**{**drawn.__dict__, "seed": 4}))[0].outputs[0].token_ids
+    assert alone.token_ids != other
 
 
 @pytest.mark.parametrize("most", [4, 48, 100, 256])
@@ -204,7 +202,7 @@ def test_a_long_step_is_computed_as_if_all_sequences_were_in_it(
     monkeypatch.setattr(step_kinds, "LONG", 8)
     plain, ahead = both()
     expected, found = (engine.generate(PROMPTS, _greedy()) for engine in (plain, ahead))
-    assert [o.completions[0].tokens for o in found] == [o.completions[0].tokens for o in expected]
+    assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in expected]
 
 
 @interpreted

@@ -74,10 +74,10 @@ def engine_of(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Cal
 
 def assert_same(found: list[RequestOutput], expected: list[RequestOutput]) -> None:
     for one, other in zip(found, expected, strict=True):
-        for mine, theirs in zip(one.completions, other.completions, strict=True):
-            assert mine.tokens == theirs.tokens
+        for mine, theirs in zip(one.outputs, other.outputs, strict=True):
+            assert mine.token_ids == theirs.token_ids
             assert mine.finish_reason == theirs.finish_reason
-            assert mine.total_logprob == pytest.approx(theirs.total_logprob, abs=1e-3)
+            assert mine.cumulative_logprob == pytest.approx(theirs.cumulative_logprob, abs=1e-3)
             for these, those in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
                 assert these == pytest.approx(those, abs=1e-3)
 
@@ -238,7 +238,7 @@ def test_a_draft_head_reads_what_the_models_steps_leave(
     engine = engine_of(drafter=str(directory), draft_tokens=3, draft_branches=branches)
     host = on_the_host(engine, monkeypatch)
     engine.executor._chained = None  # type: ignore[attr-defined]  # drafts are chosen where they are watched
-    watched = WatchedHead(engine, PROMPTS[:3], [each.completions[0].tokens for each in expected])
+    watched = WatchedHead(engine, PROMPTS[:3], [each.outputs[0].token_ids for each in expected])
     assert_same(engine.generate(PROMPTS[:3], PARAMS[:3]), expected)
     assert engine.drafting is not None
     assert sum(engine.drafting.total.accepted) > 0
@@ -260,7 +260,7 @@ def test_a_draft_heads_tokens_are_chosen_on_the_device(
     head = ReferenceHead(model, vocabulary=250, after=(0, 1, 1), norms_each=True, norms_outputs=True)
     head = head.eval().save(tmp_path / "head", speculators=True)
     expected = engine_of().generate(PROMPTS, PARAMS)
-    answers = {tuple(each.prompt_tokens): each.completions[0].tokens for each in expected}
+    answers = {tuple(each.prompt_token_ids): each.outputs[0].token_ids for each in expected}
     engine = engine_of(drafter=str(head), draft_tokens=3)
     host = on_the_host(engine, monkeypatch)
     drafter, chained = engine.drafter, engine.executor._chained  # type: ignore[attr-defined]

@@ -106,7 +106,7 @@ def test_a_model_drafts_for_itself(architecture: str, engine_of: Callable[..., E
         if isinstance(part, PackedLinear):
             assert of_drafter[name].weight.codes is part.weight.codes  # type: ignore[attr-defined]
     alone = engine_of(architecture).generate(PROMPTS, params)
-    assert [o.completions[0].tokens for o in drafted] == [o.completions[0].tokens for o in alone]
+    assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in alone]
 
 
 @pytest.mark.slow
@@ -117,10 +117,10 @@ def test_requests_are_answered_from_the_upper_bits(engine_of: Callable[..., Engi
     assert not first.upper_bits
     assert last.upper_bits
     for model, output in ((engine.model, first), (engine.drafter.model, last)):  # type: ignore[union-attr]
-        tokens = output.prompt_tokens + output.completions[0].tokens
+        tokens = output.prompt_token_ids + output.outputs[0].token_ids
         states = next(prompt_states(model, [tokens[:-1]]))[0]
         said = model.head.logits(states).argmax(-1).tolist()
-        assert said[len(output.prompt_tokens) - 1 :] == output.completions[0].tokens
+        assert said[len(output.prompt_token_ids) - 1 :] == output.outputs[0].token_ids
 
 
 def test_each_part_of_a_mixture_has_its_upper_bits(engine_of: Callable[..., Engine], tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def _generate(path: Path, kept: str, fusions: Fusions | None = None, *, choosing
         )
         for output in engine.generate(prompts, params):
             assert output.error is None, output.error
-            tokens = output.completions[0].tokens
+            tokens = output.outputs[0].token_ids
             assert tokens == [_TOKEN] * 5 or (not choosing and len(tokens) == 5), tokens
 
 

@@ -47,7 +47,7 @@ def test_random_checkpoints_are_served(scheme: str | None, tmp_path: Path) -> No
     assert size.linears[0].weight_bits == (16 if chosen is None else chosen.args.num_bits)
     running = engine(tmp_path / "model", dtype="auto", max_model_len=64)
     found = running.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))[0]
-    assert len(found.completions[0].tokens) == 4
+    assert len(found.outputs[0].token_ids) == 4
 
 
 def test_a_calibration_of_this_machine(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_model_drafts_for_itself(native: ModuleType, checkpoint: Path, params:
     assert engine.reservation.weights == plain.reservation.weights
     engine.scheduler.drafting = None
     alone = engine.generate(PROMPTS, sampling)
-    assert [o.completions[0].tokens for o in drafted] == [o.completions[0].tokens for o in alone]
+    assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in alone]
     assert sum(output.draft_tokens for output in alone) == 0
 
 

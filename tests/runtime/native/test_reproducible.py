@@ -67,7 +67,7 @@ def _requests(draw: random.Random) -> list[tuple[list[int], SamplingParams]]:
 
 
 def _seen(output: RequestOutput) -> Any:
-    return [(c.tokens, c.logprobs) for c in output.completions], output.prompt_logprobs
+    return [(c.token_ids, c.logprobs) for c in output.outputs], output.prompt_logprobs
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -89,7 +89,7 @@ def test_company_changes_nothing(name: str, checkpoint: Callable[[str, dict[str,
             i = min(waiting)
             prompt, params = waiting.pop(i)
             crowded.add_request(prompt, params, id=str(i))
-        found |= {int(output.id): _seen(output) for output in crowded.step() if output.finished}
+        found |= {int(output.request_id): _seen(output) for output in crowded.step() if output.finished}
     assert crowded.scheduler.preemptions > 0
     for i, expected in enumerate(wanted):
         assert found[i] == expected

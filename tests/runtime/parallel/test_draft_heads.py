@@ -42,12 +42,12 @@ def test_logits_are_the_references_and_tokens_the_models(
     if "lm_head" in lacks:
         _without_lm_head(head, directory)
     with closing(Engine(str(model), **ENGINE)) as plain:
-        answers = [output.completions[0].tokens for output in plain.generate(PROMPTS, SAMPLED)]
+        answers = [output.outputs[0].token_ids for output in plain.generate(PROMPTS, SAMPLED)]
     host = {"host_cache_bytes": 1 << 20, "swap": "swap"}
     with closing(Engine(str(model), drafter=str(directory), draft_tokens=4, tp=2, **host, **ENGINE)) as two:
         watched = WatchedHead(two, PROMPTS, answers)
         for _ in range(2):  # prompts are cached the second time
-            assert [output.completions[0].tokens for output in two.generate(PROMPTS, SAMPLED)] == answers
+            assert [output.outputs[0].token_ids for output in two.generate(PROMPTS, SAMPLED)] == answers
         assert two.drafting is not None
         assert two.drafting.total.all_accepted > 0
     assert watched.largest_error(head) < 1e-4

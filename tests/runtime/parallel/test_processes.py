@@ -65,15 +65,15 @@ def _forever(running: Engine) -> None:
 
 
 def said(outputs: list[RequestOutput]) -> list[list[list[int]]]:
-    return [[completion.tokens for completion in output.completions] for output in outputs]
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]
 
 
 def test_tokens_are_the_single_processs(two: Engine) -> None:
     one = engine(SMELT_6M)
     wanted, found = one.generate(PROMPTS, PARAMS), two.generate(PROMPTS, PARAMS)
     assert said(found) == said(wanted)
-    first, same = found[0].completions[0], wanted[0].completions[0]
-    assert first.total_logprob == pytest.approx(same.total_logprob, abs=1e-3)
+    first, same = found[0].outputs[0], wanted[0].outputs[0]
+    assert first.cumulative_logprob == pytest.approx(same.cumulative_logprob, abs=1e-3)
     pairs = [(prompt[:-4], prompt[-4:]) for prompt in PROMPTS]
     scores = [[each.logprob for each in group] for group in two.score(pairs)]
     assert scores == [pytest.approx([each.logprob for each in group], abs=1e-4) for group in one.score(pairs)]
@@ -285,6 +285,20 @@ def test_killed_under_load(which: str) -> None:
         assert again.status_code == 500
 
 
+def test_a_rank_that_does_not_answer_ends_the_others() -> None:
+    """One that is stopped is there, so that no connection says that it is gone."""
+    before = set(children(os.getpid()))
+    running = engine(SMELT_6M, tp=2, step_timeout=1.5)
+    (worker,) = set(children(os.getpid())) - before
+    os.kill(worker, signal.SIGSTOP)
+    said = r"a rank has not answered within 1.5 seconds \(step_timeout\), and a model on several ranks needs all; start again"
+    with pytest.raises(RuntimeProblem, match=said):
+        running.generate(PROMPTS, PARAMS[0])
+    with pytest.raises(RuntimeProblem, match=said):
+        running.generate(PROMPTS, PARAMS[0])
+    assert worker not in children(os.getpid())
+
+
 @pytest.mark.slow
 def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     script = tmp_path / "ask.py"
@@ -292,13 +306,13 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
         "from smelt.runtime import Engine, SamplingParams\n"
         f"engine = Engine({str(SMELT_6M)!r}, tp=2, dtype='float32', quiet=True)\n"
         "params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)\n"
-        f"print(engine.generate({PROMPTS[1]!r}, params)[0].completions[0].tokens)\n"
+        f"print(engine.generate({PROMPTS[1]!r}, params)[0].outputs[0].token_ids)\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    wanted = engine(SMELT_6M).generate(PROMPTS[1], params)[0].completions[0].tokens
+    wanted = engine(SMELT_6M).generate(PROMPTS[1], params)[0].outputs[0].token_ids
     assert done.stdout.strip() == str(wanted), "of the first rank only"
 
 

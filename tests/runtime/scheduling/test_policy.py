@@ -48,7 +48,7 @@ def test_the_shortest_prompt_is_served_first(tiny: Callable[..., Path], named: s
     for i, prompt in enumerate(PROMPTS):
         running.add_request(prompt, GREEDY, id=str(i))
     while running.has_work:
-        order += [output.id for output in running.step() if output.finished]
+        order += [output.request_id for output in running.step() if output.finished]
     assert order == sorted(order, key=lambda name: len(PROMPTS[int(name)])) != sorted(order)
 
 
@@ -64,7 +64,7 @@ def test_tokens_do_not_depend_on_the_policy(tiny: Callable[..., Path], named: st
         running.cache, max_num_batched_tokens=16, max_num_seqs=8, policy=ShortestPromptFirst()
     )
     found = running.generate(PROMPTS, params)
-    assert [[c.tokens for c in o.completions] for o in found] == [[c.tokens for c in o.completions] for o in expected]
+    assert [[c.token_ids for c in o.outputs] for o in found] == [[c.token_ids for c in o.outputs] for o in expected]
     assert (running.scheduler.preemptions > 0) == (blocks < 40)
     running.cache.check([])
 

@@ -236,7 +236,7 @@ def test_concurrent_streams_get_their_own_tokens(server: Serving, engine: Engine
     """In float32 a request's tokens do not depend on the others'; each is that of the engine alone."""
     prompts = [f"Story {i}: the" for i in range(24)]
     wanted = [
-        engine.generate(prompt, SamplingParams(temperature=0, max_tokens=10 + i))[0].completions[0].text
+        engine.generate(prompt, SamplingParams(temperature=0, max_tokens=10 + i))[0].outputs[0].text
         for i, prompt in enumerate(prompts)
     ]
 

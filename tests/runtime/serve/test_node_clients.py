@@ -42,7 +42,7 @@ def seen(server: Serving) -> dict[str, Any]:
 
 def said(engine: Engine, prompt: str) -> str | None:
     """The engine's own greedy continuation."""
-    return engine.generate(prompt, SamplingParams(temperature=0, max_tokens=16))[0].completions[0].text
+    return engine.generate(prompt, SamplingParams(temperature=0, max_tokens=16))[0].outputs[0].text
 
 
 def test_texts_are_the_engines(seen: dict[str, Any], engine: Engine) -> None:

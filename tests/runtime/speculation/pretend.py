@@ -22,7 +22,7 @@ class PretendDrafter:
     longest_branch: int | None = None
 
     def __init__(self, outputs: list[RequestOutput]) -> None:
-        self._known = {tuple(output.prompt_tokens): output.completions[0].tokens for output in outputs}
+        self._known = {tuple(output.prompt_token_ids): output.outputs[0].token_ids for output in outputs}
         self._draw = random.Random(0)
 
     def propose(self, plan: StepPlan, chains: Chains | None = None) -> Drafts:

@@ -54,7 +54,7 @@ class WatchedDrafts(FixedDrafts):
 def watched(checkpoint: str, drafter: str, drafting: WatchedDrafts, params: SamplingParams) -> list[list[int]]:
     engine = Engine(checkpoint, drafter=drafter, draft_tokens=3, **ENGINE)
     engine.drafting = engine.scheduler.drafting = drafting
-    return [output.completions[0].tokens for output in engine.generate(PROMPTS, params)]
+    return [output.outputs[0].token_ids for output in engine.generate(PROMPTS, params)]
 
 
 @pytest.mark.parametrize("drafter", ["itself", "shallow"])  # the second one has keys and values of its own
@@ -91,7 +91,7 @@ def test_drafts_end_where_the_rule_says(drafters: dict[str, str], drafter: str, 
     plain = Engine(drafters["itself"], **ENGINE).generate(PROMPTS, params)
     drafting = WatchedDrafts(6, rule=EndsAbove(0.8))
     tokens = watched(drafters["itself"], drafters[drafter], drafting, params)
-    assert tokens == [output.completions[0].tokens for output in plain]
+    assert tokens == [output.outputs[0].token_ids for output in plain]
     ended = 0
     for known, outcome in drafting.seen:
         assert all(0 <= odds <= 1 for odds in outcome.odds)
@@ -183,7 +183,7 @@ def test_second_choices_are_verified_where_the_rule_says(
     plain = Engine(drafters["itself"], **ENGINE).generate(PROMPTS, params)
     drafting = WatchedDrafts(6, rule=EndsAbove(0.5), branches=2)
     tokens = watched(drafters["itself"], drafters[drafter], drafting, params)
-    assert tokens == [output.completions[0].tokens for output in plain]
+    assert tokens == [output.outputs[0].token_ids for output in plain]
     for known, outcome in drafting.seen:
         unsure = sum(odds > 0.5 for odds in outcome.odds)
         before = len(known) - outcome.accepted - outcome.on_branch - 1 - len(prompt_of(known))

@@ -45,7 +45,7 @@ def test_log_probabilities_have_the_same_bits(
     engine = Engine(path, quiet=True, max_model_len=64, **drafts, **options)
     alone = Engine(path, quiet=True, max_model_len=64, **options)
     for drafted, expected in zip(engine.generate(PROMPTS, sampling), alone.generate(PROMPTS, sampling), strict=True):
-        assert drafted.completions == expected.completions
+        assert drafted.outputs == expected.outputs
     assert engine.drafting is not None
     if drafter == "w4":
         assert engine.drafting.total.verified > 0
@@ -67,5 +67,5 @@ def test_drafts_make_no_step_so_long_that_torch_computes_it(branches: int, tiny:
         pytest.skip("without instructions for bfloat16 the kernel computes any number of rows")
     decoded: list[int] = []
     engine.on_step = lambda plan: None if plan.has_prompts else decoded.append(plan.tokens)
-    assert [each.completions for each in engine.generate(prompts, params)] == [each.completions for each in wanted]
+    assert [each.outputs for each in engine.generate(prompts, params)] == [each.outputs for each in wanted]
     assert len(prompts) < max(decoded) <= most

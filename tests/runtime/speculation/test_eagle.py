@@ -43,7 +43,7 @@ def made(tiny: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[Path,
 
 def tokens(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
     """Of each prompt's completion."""
-    return [output.completions[0].tokens for output in engine.generate(prompts, params)]
+    return [output.outputs[0].token_ids for output in engine.generate(prompts, params)]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_prompts_that_are_only_embedded_leave_nothing(
         while len(done) < len(names):
             for output in engine.step():
                 if output.finished:
-                    done[output.id] = output.completions[0].tokens
+                    done[output.request_id] = output.outputs[0].token_ids
             engine.hidden_states([list(range(1, 100))] * 5)
         assert [done[name] for name in names] == answers
     assert watched.largest_error(head, every=3) < 1e-4

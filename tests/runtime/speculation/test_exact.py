@@ -60,7 +60,7 @@ def drafters(tiny: Callable[..., Path], tmp_path: Path) -> dict[str, str]:
 
 def tokens(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> list[list[list[int]]]:
     """Of all completions of all prompts."""
-    return [[each.tokens for each in output.completions] for output in engine.generate(prompts, params)]
+    return [[each.token_ids for each in output.outputs] for output in engine.generate(prompts, params)]
 
 
 @pytest.mark.few(8)
@@ -80,7 +80,7 @@ def test_greedy_tokens_are_transformers_own(drafters: dict[str, str], drafter: s
             eos_token_id=None,
             repetition_penalty=1.0,
         )
-        assert output.completions[0].tokens == expected[0, len(prompt) :].tolist()
+        assert output.outputs[0].token_ids == expected[0, len(prompt) :].tolist()
     if drafter == "itself" and draft_tokens != "auto":
         assert all(output.accepted_tokens == output.draft_tokens > 0 for output in outputs)
 
@@ -139,10 +139,10 @@ def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: s
         PROMPTS, CASES[case]
     )
     for a, b in zip(alone, drafted, strict=True):
-        assert [each.tokens for each in a.completions] == [each.tokens for each in b.completions]
-        for x, y in zip(a.completions, b.completions, strict=True):
+        assert [each.token_ids for each in a.outputs] == [each.token_ids for each in b.outputs]
+        for x, y in zip(a.outputs, b.outputs, strict=True):
             assert y.finish_reason == x.finish_reason
-            assert y.total_logprob == pytest.approx(x.total_logprob, abs=1e-3)
+            assert y.cumulative_logprob == pytest.approx(x.cumulative_logprob, abs=1e-3)
             for given, expected in zip(y.logprobs or [], x.logprobs or [], strict=True):
                 assert given == pytest.approx(expected, abs=1e-4)
         assert (a.prompt_logprobs is None) == (b.prompt_logprobs is None)
@@ -250,7 +250,7 @@ def test_sampled_tokens_follow_the_models_distribution(
     outputs = engine.generate([prompt] * draws, sampling)
     assert engine.drafting is not None
     assert 0 < (engine.drafting.total.acceptance or 0) < 1
-    seen = Counter(tuple(output.completions[0].tokens[1:]) for output in outputs)
+    seen = Counter(tuple(output.outputs[0].token_ids[1:]) for output in outputs)
 
     model = AutoModelForCausalLM.from_pretrained(path)
 
@@ -354,14 +354,14 @@ def test_a_drafter_whose_table_is_padded_otherwise(
 def test_draft_tokens_after_an_end_are_not_accepted(tiny: Callable[..., Path]) -> None:
     """What they count is how many of an output's tokens were drafted."""
     path = str(tiny("llama"))
-    whole = Engine(path, **ENGINE).generate([PROMPTS[0]], GREEDY)[0].completions[0].tokens
+    whole = Engine(path, **ENGINE).generate([PROMPTS[0]], GREEDY)[0].outputs[0].token_ids
     engine = Engine(path, drafter=path, draft_tokens=16, **ENGINE)
     stop = (engine.tokenizer.decode(whole[9:11]),)
     params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, stop=stop)
     output = engine.generate([PROMPTS[0]], params)[0]
-    count = len(output.completions[0].tokens)
-    assert output.completions[0].finish_reason == "stop"
-    assert output.completions[0].tokens == whole[:count]
+    count = len(output.outputs[0].token_ids)
+    assert output.outputs[0].finish_reason == "stop"
+    assert output.outputs[0].token_ids == whole[:count]
     assert count < 16
     # The first token comes with the prompt, without a draft.
     assert output.accepted_tokens == count - 1

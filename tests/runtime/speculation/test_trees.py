@@ -118,9 +118,12 @@ def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: s
     alone = Engine(drafters["itself"], **ENGINE).generate(PROMPTS, CASES[case])
     engine = Engine(drafters["itself"], drafter=drafters[drafter], draft_tokens=3, draft_branches=4, **ENGINE)
     for a, b in zip(alone, engine.generate(PROMPTS, CASES[case]), strict=True):
-        assert [each.tokens for each in a.completions] == [each.tokens for each in b.completions]
-        for x, y in zip(a.completions, b.completions, strict=True):
-            assert (y.finish_reason, y.total_logprob) == (x.finish_reason, pytest.approx(x.total_logprob, abs=1e-3))
+        assert [each.token_ids for each in a.outputs] == [each.token_ids for each in b.outputs]
+        for x, y in zip(a.outputs, b.outputs, strict=True):
+            assert (y.finish_reason, y.cumulative_logprob) == (
+                x.finish_reason,
+                pytest.approx(x.cumulative_logprob, abs=1e-3),
+            )
     engine.cache.check([])
     assert engine.drafting is not None
     if case == "sampled" and drafter != "lookup":
@@ -220,14 +223,14 @@ def test_branches_of_requests_with_adapters_have_these(tiny: Callable[..., Path]
         names = [engine.add_request(p, params, adapter=(None, "mine")[i % 2]) for i, p in enumerate(PROMPTS)]
         done = {}
         while engine.has_work:
-            done |= {output.id: output for output in engine.step()}
+            done |= {output.request_id: output for output in engine.step()}
         return [done[name] for name in names]
 
     expected, plain = answers(Engine(path, **ENGINE)), tokens(Engine(path, **ENGINE), params)
     engine = Engine(path, drafter="lookup", draft_tokens=4, draft_branches=3, block_size=4, **ENGINE)
     pretend(engine, expected)
-    found = [output.completions[0].tokens for output in answers(engine)]
-    assert found == [output.completions[0].tokens for output in expected]
+    found = [output.outputs[0].token_ids for output in answers(engine)]
+    assert found == [output.outputs[0].token_ids for output in expected]
     assert [[each] != of for each, of in zip(found, plain, strict=True)] == [False, True, False, True, False]
     assert engine.drafting is not None
     assert engine.drafting.total.on_branch > 0

@@ -57,8 +57,8 @@ def _alone(engine: Engine, prompt: list[int], upper: bool, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(engine, "_submit", marked)
         (output,) = engine.generate([prompt], GREEDY)
-    assert output.completions[0].tokens[0] == _first(engine, prompt, upper)
-    return output.completions[0].tokens
+    assert output.outputs[0].token_ids[0] == _first(engine, prompt, upper)
+    return output.outputs[0].token_ids
 
 
 @pytest.mark.parametrize("drafts", [{}, {"draft_tokens": 3, "draft_branches": 2}], ids=str)
@@ -70,11 +70,11 @@ def test_those_that_come_while_others_wait_are_answered_from_the_upper_bits(
     names = [engine.add_request(prompt, GREEDY) for prompt in prompts]
     outputs = {}
     while engine.has_work:
-        outputs |= {output.id: output for output in engine.step()}
+        outputs |= {output.request_id: output for output in engine.step()}
     found = [outputs[name] for name in names]
     assert [output.upper_bits for output in found] == [False, False, True, True, True]
     for prompt, output in zip(prompts, found, strict=True):
-        assert output.completions[0].tokens == _alone(engine, prompt, output.upper_bits, monkeypatch)
+        assert output.outputs[0].token_ids == _alone(engine, prompt, output.upper_bits, monkeypatch)
         assert not output.upper_bits or output.draft_tokens == 0
     if drafts:
         assert engine.drafting is not None
@@ -95,14 +95,14 @@ def test_keys_and_values_of_both_are_not_mixed(w4in8: Path, monkeypatch: pytest.
     first, second = engine.add_request(PROMPTS[1], GREEDY), engine.add_request(long, GREEDY)
     outputs = {}
     while engine.has_work:
-        outputs |= {output.id: output for output in engine.step()}
+        outputs |= {output.request_id: output for output in engine.step()}
     assert not outputs[first].upper_bits
     assert outputs[second].upper_bits
-    assert outputs[second].cached_tokens == 0
-    assert outputs[second].completions[0].tokens == _alone(engine, long, True, monkeypatch)
+    assert outputs[second].num_cached_tokens == 0
+    assert outputs[second].outputs[0].token_ids == _alone(engine, long, True, monkeypatch)
     (again,) = engine.generate([long], GREEDY)
-    assert again.cached_tokens > 0
-    assert again.completions[0].tokens == whole.completions[0].tokens
+    assert again.num_cached_tokens > 0
+    assert again.outputs[0].token_ids == whole.outputs[0].token_ids
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_four_bits_generate_the_same_however_the_cache_is_cut(tmp_path: Path) ->
     params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
     found = [
         [
-            output.completions[0].tokens
+            output.outputs[0].token_ids
             for output in engine(path, block_size=size, kv_cache_memory_bytes=1 << 24).generate(prompts, params)
         ]
         for size in (8, 16)
@@ -184,7 +184,7 @@ def test_a_checkpoint_of_smelt_generates_what_transformers_generates(
     for prompt, output in zip(prompts, outputs, strict=True):
         options: dict[str, Any] = {"max_new_tokens": 16, "min_new_tokens": 16, "do_sample": False}
         expected = reference.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
-        assert output.completions[0].tokens == expected
+        assert output.outputs[0].token_ids == expected
     with pytest.raises(
         RuntimeProblem, match=f"kv_cache_dtype is int4, but the checkpoint itself rounds .* to {numbers}"
     ):

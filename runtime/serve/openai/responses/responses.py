@@ -148,12 +148,12 @@ class Responses:
         output = self.running.latest[0]
         if output is None:
             return None
-        prompt, answer = len(output.prompt_tokens), sum(len(each.tokens) for each in output.completions)
+        prompt, answer = len(output.prompt_token_ids), sum(len(each.token_ids) for each in output.outputs)
         # Outputs do not say which tokens the reasoning came from, so its text is counted.
         thought = len(self._model.encode(self._output.reasoning, add_special_tokens=False))
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": output.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": answer,
             "output_tokens_details": {"reasoning_tokens": min(thought, answer)},
             "total_tokens": prompt + answer,
@@ -164,7 +164,7 @@ class Responses:
 def text_logprobs(delta: Delta, texts: TokenText, count: int) -> list[dict[str, Any]]:
     """The log probabilities of a delta's tokens, with so many of the most likely ones."""
     # The token that ended the answer has no text in it.
-    end = len(delta.tokens) - isinstance(delta.stopped_by, int)
+    end = len(delta.tokens) - isinstance(delta.stop_reason, int)
     return texts.chat(delta.tokens[:end], delta.logprobs[:end], count)["content"]
 
 

@@ -79,7 +79,7 @@ def goes_on(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("task")
     params = SamplingParams(max_tokens=12, temperature=0, stop=(".",))
     outputs = engine.generate(BEGINNINGS, params)
-    answers = [output.completions[0].text if i < 3 else "else" for i, output in enumerate(outputs)]
+    answers = [output.outputs[0].text if i < 3 else "else" for i, output in enumerate(outputs)]
     rows = [{"text": text, "answer": answer} for text, answer in zip(BEGINNINGS, answers, strict=True)]
     (folder / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "goes_on.yaml").write_text(GENERATING.format(data=folder / "items.jsonl"))
@@ -105,7 +105,7 @@ def test_scores_are_the_engines(remote: RemoteModel, engine: Engine) -> None:
     windows = _windows(12, 300)
     pairs = [(each[: 1 + 20 * i], each[1 + 20 * i : 8 + 24 * i]) for i, each in enumerate(windows)]
     # What the model itself would say is the most likely token everywhere.
-    said = engine.generate(windows[0][:40], SamplingParams(max_tokens=10, temperature=0))[0].completions[0].tokens
+    said = engine.generate(windows[0][:40], SamplingParams(max_tokens=10, temperature=0))[0].outputs[0].token_ids
     pairs += [(windows[0][:40], said), ([5], [6]), (windows[1][:290] * 3, windows[2][:100])]
     found, wanted = remote.score(pairs), engine.score(pairs)
     assert all(score.is_best for score in found[12])
@@ -123,7 +123,7 @@ def test_continuations_are_the_engines(remote: RemoteModel, engine: Engine) -> N
     ]
     prompts: list[Any] = [(text, each) for text in BEGINNINGS for each in params]
     prompts += [(_windows(1, 50)[0], params[0])]
-    wanted = [engine.generate(prompt, each)[0].completions[0].text for prompt, each in prompts]
+    wanted = [engine.generate(prompt, each)[0].outputs[0].text for prompt, each in prompts]
     assert remote.complete(prompts) == wanted
     assert [sample.prompt for sample in remote.continuations(BEGINNINGS)] == BEGINNINGS
 

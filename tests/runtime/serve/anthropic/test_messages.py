@@ -65,7 +65,7 @@ def client(server: Serving) -> anthropic.Anthropic:
 def _alone(engine: Engine, prompt: str, **params: Any) -> Completion:
     """What the engine itself says."""
     wanted = engine.generate(prompt, SamplingParams(temperature=0, **{"max_tokens": 16, **params}))[0]
-    return wanted.completions[0]
+    return wanted.outputs[0]
 
 
 def _content(message: Message) -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ def test_an_answer_that_ends_at_once_has_no_blocks(client: anthropic.Anthropic, 
     for found in (client.messages.create(**asked), _streamed(client, **asked)):
         assert (found.stop_reason, found.stop_sequence) == ("end_turn", None)
         assert found.content == []
-        assert found.usage.output_tokens == len(wanted.tokens)
+        assert found.usage.output_tokens == len(wanted.token_ids)
 
 
 def test_stop_sequences_are_named_and_left_out(client: anthropic.Anthropic, engine: Engine) -> None:

@@ -49,9 +49,9 @@ def test_each_sample_follows_beside_others_that_are_free(compiler: Compiler) -> 
     outputs = engine.generate([[5, 6, 7 + i] for i in range(8)], [constrained if i % 2 else free for i in range(8)])
     alone = engine.generate([[5, 6, 7]], free)[0]
     assert engine.scheduler.preemptions > 0
-    assert outputs[0].completions[0].tokens == alone.completions[0].tokens
+    assert outputs[0].outputs[0].token_ids == alone.outputs[0].token_ids
     for output in outputs[1::2]:
-        for completion in output.completions:
+        for completion in output.outputs:
             assert completion.finish_reason == "stop"
             jsonschema.validate(json.loads(completion.text or ""), SCHEMA)
 
@@ -59,7 +59,7 @@ def test_each_sample_follows_beside_others_that_are_free(compiler: Compiler) -> 
 def test_the_only_text_is_generated_greedily_and_ends_at_once(compiler: Compiler, engine: Engine) -> None:
     for grammar, text in ((choices(["only this"]), "only this"), (expression("ab{3}c"), "abbbc")):
         params = SamplingParams(temperature=0, max_tokens=50, min_tokens=30, constraint=compiler.compile(grammar))
-        completion = engine.generate([[5, 6]], params)[0].completions[0]
+        completion = engine.generate([[5, 6]], params)[0].outputs[0]
         assert (completion.text, completion.finish_reason) == (text, "stop")
 
 
@@ -70,10 +70,10 @@ def test_after_a_token_the_rest_follows(compiler: Compiler, engine: Engine) -> N
     biased = SamplingParams(
         max_tokens=20, logit_bias={end: 100.0}, temperature=0, constraint=compiled, skip_special_tokens=False
     )
-    assert engine.generate([[5, 6]], biased)[0].completions[0].text == "<|end|>yes"
+    assert engine.generate([[5, 6]], biased)[0].outputs[0].text == "<|end|>yes"
     free = SamplingParams(max_tokens=9, temperature=0, constraint=compiled)
     unconstrained = engine.generate([[5, 6]], SamplingParams(max_tokens=9, temperature=0))[0]
-    assert engine.generate([[5, 6]], free)[0].completions[0].tokens == unconstrained.completions[0].tokens
+    assert engine.generate([[5, 6]], free)[0].outputs[0].token_ids == unconstrained.outputs[0].token_ids
 
 
 def test_a_grammar_that_becomes_too_complex_ends_its_own_request(compiler: Compiler, engine: Engine) -> None:
@@ -83,7 +83,7 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_request(compiler: Compi
     assert "too complex" in (failed.error or "")
     assert failed.is_invalid
     assert other.error is None
-    assert len(other.completions[0].tokens) == 30
+    assert len(other.outputs[0].token_ids) == 30
     # All outputs of a grammar share its limits.
     assert compiler.compile(json_text(wide)) is not params.constraint
 
@@ -95,8 +95,8 @@ def test_one_that_becomes_too_complex_within_an_output_does_not_end_it_as_if_it_
     for seed in (1, 2):
         params = SamplingParams(max_tokens=110, seed=seed, constraint=compiler.compile(grammar))
         (output,) = engine.generate([[5, 6]], params)
-        (completion,) = output.completions
-        assert len(completion.tokens) > 3
+        (completion,) = output.outputs
+        assert len(completion.token_ids) > 3
         assert "too complex" in (output.error or "") or completion.finish_reason == "length"
 
 

@@ -52,8 +52,8 @@ def test_what_a_request_does_not_say_is_as_the_models_maker_has_it(which: Any, m
     loader = ModelLoader(config, 1, AnswerOptions(generation_config=which))
     model = loader.load("mine", makers_choice)
     greedy = SamplingParams(temperature=0, repetition_penalty=1.3, max_tokens=12)
-    wanted = model.engine.generate(PROMPT, greedy)[0].completions[0].text
-    plain = model.engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))[0].completions[0].text
+    wanted = model.engine.generate(PROMPT, greedy)[0].outputs[0].text
+    plain = model.engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12))[0].outputs[0].text
     assert wanted != plain
     with serving([model]) as server:
         texts = {_post(server, "completions", prompt=PROMPT, max_tokens=12)["choices"][0]["text"] for _ in range(3)}
@@ -145,7 +145,7 @@ def test_token_ids_are_returned_if_asked_for(path: str, stream: bool, server: Se
     assert [bool(each) for each in prompts] == [True] + [False] * (len(prompts) - 1)
     prompt = prompts[0]
     wanted = engine.generate(prompt, SamplingParams(temperature=0, max_tokens=6))[0]
-    assert found == wanted.completions[0].tokens
+    assert found == wanted.outputs[0].token_ids
 
 
 def test_a_bad_generation_config_is_refused_when_the_model_is_loaded(makers_choice: Path, tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ def test_an_answer_continues_what_the_template_writes(client: openai.OpenAI, eng
     prompt = "<|system|>Be short.<|end|><|user|>Where is London?<|end|><|assistant|>"
     wanted = engine.generate(prompt, SamplingParams(temperature=0, max_tokens=16))[0]
     found = client.chat.completions.create(model="smelt-6m", messages=MESSAGES, max_tokens=16, temperature=0)
-    assert found.choices[0].message.content == wanted.completions[0].text
+    assert found.choices[0].message.content == wanted.outputs[0].text
     assert found.usage is not None
-    assert found.usage.prompt_tokens == len(wanted.prompt_tokens)
+    assert found.usage.prompt_tokens == len(wanted.prompt_token_ids)
 
 
 def test_another_template_is_used_where_one_is_given(engine: Engine) -> None:

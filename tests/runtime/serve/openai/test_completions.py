@@ -31,8 +31,8 @@ def _ids(server: Serving, text: str) -> list[int]:
 def test_a_completion_is_the_engines(client: openai.OpenAI, server: Serving, engine: Engine) -> None:
     wanted = engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=20))[0]
     found = client.completions.create(model="smelt-6m", prompt=PROMPT, max_tokens=20, temperature=0)
-    assert found.choices[0].text == wanted.completions[0].text
-    assert found.choices[0].finish_reason == wanted.completions[0].finish_reason
+    assert found.choices[0].text == wanted.outputs[0].text
+    assert found.choices[0].finish_reason == wanted.outputs[0].finish_reason
     assert found.usage is not None
     prompt = len(_ids(server, PROMPT))
     assert (found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens) == (
@@ -80,7 +80,7 @@ def test_a_prefix_that_was_served_before_is_counted_as_cached(client: openai.Ope
 
 
 def test_stop_strings_end_the_text_before_them(client: openai.OpenAI, engine: Engine) -> None:
-    text = engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=20))[0].completions[0].text or ""
+    text = engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=20))[0].outputs[0].text or ""
     stop = text[10:14]
     found = client.completions.create(model="smelt-6m", prompt=PROMPT, max_tokens=20, temperature=0, stop=[stop])
     assert found.choices[0].text == text[: text.index(stop)]
@@ -89,7 +89,7 @@ def test_stop_strings_end_the_text_before_them(client: openai.OpenAI, engine: En
 
 
 def test_what_ends_a_text_is_kept_if_asked_for(client: openai.OpenAI, engine: Engine, server: Serving) -> None:
-    whole = engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=20))[0].completions[0]
+    whole = engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=20))[0].outputs[0]
     text = whole.text or ""
     asked: dict[str, Any] = {"model": "smelt-6m", "prompt": PROMPT, "max_tokens": 20, "temperature": 0}
     kept = {"include_stop_str_in_output": True}
@@ -99,11 +99,11 @@ def test_what_ends_a_text_is_kept_if_asked_for(client: openai.OpenAI, engine: En
     lenient = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     pieces = lenient.completions.create(**asked, stop=[stop], stream=True, extra_body=kept)
     assert "".join(piece.choices[0].text for piece in pieces) == found.text
-    token = whole.tokens[5]
-    first = whole.tokens.index(token)
+    token = whole.token_ids[5]
+    first = whole.token_ids.index(token)
     for extra, count in ((kept, first + 1), ({}, first)):
         found = client.completions.create(**asked, extra_body={**extra, "stop_token_ids": [token]}).choices[0]
-        assert found.text == next(iter(server.models)).decode(whole.tokens[:count])
+        assert found.text == next(iter(server.models)).decode(whole.token_ids[:count])
         assert (found.model_extra or {})["stop_reason"] == token
 
 

@@ -145,9 +145,9 @@ def _without_names(response: Response) -> dict[str, Any]:
 def test_an_answer_continues_what_the_template_writes(client: openai.OpenAI, engine: Engine) -> None:
     wanted = engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=16))[0]
     found = client.responses.create(**ASKED)
-    assert found.output_text == wanted.completions[0].text
+    assert found.output_text == wanted.outputs[0].text
     assert found.usage is not None
-    assert found.usage.input_tokens == len(wanted.prompt_tokens)
+    assert found.usage.input_tokens == len(wanted.prompt_token_ids)
     assert found.usage.output_tokens == 16
     assert found.usage.total_tokens == found.usage.input_tokens + 16
     assert found.usage.output_tokens_details.reasoning_tokens == 0
@@ -376,8 +376,8 @@ def test_the_token_that_ends_a_text_has_no_log_probability(client: openai.OpenAI
     model = next(iter(server.models))
     tokens = [*model.encode("yes"), 0]
     logprobs = [{token: -1.0} for token in tokens]
-    for stopped_by, missing in ((0, 1), ("s", 0), (None, 0)):
-        delta = Delta(0, "yes", tokens, logprobs, "stop", stopped_by)
+    for stop_reason, missing in ((0, 1), ("s", 0), (None, 0)):
+        delta = Delta(0, "yes", tokens, logprobs, "stop", stop_reason)
         assert len(text_logprobs(delta, TokenText(model), 0)) == len(tokens) - missing
 
 
