@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +119,7 @@ def wanted(target: Target, device: str = "") -> list[tuple[Launch, bool]]:
         target: what for.
         device: whose tiles they have.
     """
-    from smelt.runtime.kernels.base.launch import may_overlap
+    from smelt.runtime.kernels.base.launch import may_overlap, overlapping_at
     from smelt.runtime.kernels.base.precompile import identity
 
     # Whose tiles are replaced, has to be imported before.
@@ -133,35 +134,37 @@ def wanted(target: Target, device: str = "") -> list[tuple[Launch, bool]]:
         found.setdefault(identity(launch), (launch, may_overlap()))
 
     with tiles_are_of(device):
-        for launch in _launches(target):
-            note(launch)
+        for launch, rows in _launches(target):
+            with overlapping_at(rows):
+                note(launch)
         _engines(target, note)
     return list(found.values())
 
 
 def _engines(target: Target, note: Callable[[Launch], None]) -> None:
-    """Every step that engines capture when they start; one layer is as all are."""
+    """Every step that engines capture when they start, also of those that are timed without overlap; one layer is as all are."""
     import torch
     from smelt.runtime.cache_types import BY_NAME
-    from smelt.runtime.kernels.base.launch import noted
+    from smelt.runtime.kernels.base.launch import noted, overlapping
     from smelt.runtime.kernels.base.workspace import set_apart
 
     from .meta_model import FORMATS, executor_on_meta, meta_stands_for
     from .random_checkpoints import LLAMA, QWEN
 
-    limits = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 1024}
-    for size in (LLAMA, QWEN):
-        for stored in FORMATS:
-            for cache in BY_NAME.values():
-                with meta_stands_for(target), set_apart(), torch.inference_mode():
-                    kept = cache.torch_dtype(torch.bfloat16)
-                    executor = executor_on_meta(replace(size, layers=1), stored, target, kept, **limits)
-                    with noted(note):
-                        for kind in executor._kinds.all():
-                            executor._steps.body(kind)
+    limits = {"max_num_batched_tokens": 2048, "max_model_len": 1024}
+    # Attention's kernels depend on how many sequences there may be: these are the stages'.
+    for size, stored, cache, most in product((LLAMA, QWEN), FORMATS, BY_NAME.values(), (64, 256)):
+        with meta_stands_for(target), set_apart(), torch.inference_mode():
+            kept = cache.torch_dtype(torch.bfloat16)
+            executor = executor_on_meta(replace(size, layers=1), stored, target, kept, max_num_seqs=most, **limits)
+            for overlapped in (True, False):
+                with overlapping(overlapped), noted(note):
+                    for kind in executor._kinds.all():
+                        executor._steps.body(kind)
 
 
-def _launches(target: Target) -> Iterator[Launch]:
+def _launches(target: Target) -> Iterator[tuple[Launch, int]]:
+    """And the rows of the steps that they are timed as; checks let all overlap."""
     import torch
     from smelt.runtime.kernels.tiles.tile import tiles_of_target
     from smelt.runtime.kernels.tools.registry import KERNELS
@@ -173,19 +176,19 @@ def _launches(target: Target) -> Iterator[Launch]:
     for kernel in KERNELS:
         for case in kernel.cases:
             if case.launch is not None and (not case.targets or target.name in case.targets):
-                yield case.launch(target)
+                yield case.launch(target), 1
     for planned in plan(Place(torch.device("meta"), rehearses=False, quick=False, runs=1, scratch=None, output=None)):
         if planned.case is not None:
-            yield planned.case.launch(target)
+            yield planned.case.launch(target), planned.rows
     # Of int4, the gate's product is compiled apart; in its first rounds tuning tries sizes, then iterations of the best size.
     for one in linears(("int4",), shapes=((4096, 4096), (28672, 4096)), rows=(1,)):
         sizes = one.around(one.shipped(tiles_of_target(target)), 0, target)
         for tile in sizes:
-            yield from one.launches(tile, target)
+            yield from ((launch, 1) for launch in one.launches(tile, target))
         for tile in dict.fromkeys(replace(size, split=1, step=128, stages=3) for size in sizes if size.rows == 8):
             for found in one.around(tile, 1, target):
                 for split in (1, 2) if found.slices == 1 else (1,):
-                    yield from one.launches(replace(found, split=split), target)
+                    yield from ((launch, 1) for launch in one.launches(replace(found, split=split), target))
 
 
 if __name__ == "__main__":

@@ -253,13 +253,15 @@ class PartRunner:
         """Have a job done; whether the process can do another."""
         with self._lock:
             entry = self._results.begun(self._name, key, about)
-        until = min(time.monotonic() + limit_s, self._deadline)
+        begun = time.monotonic()
+        until = min(begun + limit_s, self._deadline)
         lives = True
         try:
             worker.ask(key)
             while entry.state == "cut":
                 message = worker.answer(until)
                 with self._lock:
+                    entry.seconds = round(time.monotonic() - begun, 1)
                     if "row" in message:
                         entry.rows.append(message["row"])
                     else:

@@ -24,7 +24,7 @@ from .results import SHIPPED, Entry, Results, source_hash
 # The most important first. What tuning changes is measured again where tiles are others now.
 STAGES = {
     "check": tuple(
-        ("check", part) for part in ("compile_all", "small_cases", "end_to_end", "engine_tests", "large_cases")
+        ("check", part) for part in ("compile_all", "small_cases", "engine_tests", "end_to_end", "large_cases")
     ),
     "numbers": tuple(
         ("numbers", part) for part in ("ceilings", "decode", "attention", "linears", "rows", "decode_others")
@@ -61,8 +61,8 @@ def _staged(given: argparse.Namespace, settings: PoolSettings, deadline: float) 
 
         def open_results(facts: dict[str, Any], stage: str = stage) -> Results:
             if stage not in files:
-                decides = {**facts, "source": source_hash(), "quick": given.quick}
-                noted = {"command": f"benchmarks/gpu/run.sh {stage}", "commit": given.commit}
+                decides = {**facts, "quick": given.quick}
+                noted = {"command": f"benchmarks/gpu/run.sh {stage}", "commit": given.commit, "source": source_hash()}
                 files[stage] = Results(given.output, stage, decides, noted)
             return files[stage]
 

@@ -55,9 +55,13 @@ class ModelDrafter(StepwiseDrafter):
         with self._device:
             return self.model(self.model.batch(runs, store.block_size), store)
 
-    def warm_up(self) -> None:
-        """Read a text in blocks that hold nothing yet, so that the first request waits for no compiler."""
-        count = min(self._budget, self.model.spec.max_length)
+    @property
+    def longest_piece(self) -> int:
+        """The most tokens of a text that it reads at once."""
+        return min(self._budget, self.model.spec.max_length)
+
+    def warm_up(self, count: int) -> None:
+        """Read a text of so many tokens in blocks that hold nothing yet, so that the first request waits for no compiler."""
         blocks = [0] * -(-count // self._cache.store.block_size)
         self.compute([Run([0] * count, 0, blocks, count, 0)])
 

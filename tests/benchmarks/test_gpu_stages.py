@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.gpu import goals
 from benchmarks.gpu.pool import PartRunner, PoolSettings
-from benchmarks.gpu.results import Entry, Results
+from benchmarks.gpu.results import Entry, Results, source_hash
 from benchmarks.gpu.stage import STAGES
 from benchmarks.gpu.wheels import unlisted
 from benchmarks.tables import documents
@@ -23,7 +23,7 @@ from benchmarks.tables import documents
 from ..tiny import REPOSITORY
 
 PART = "tests.benchmarks.jobs_that_fail"
-FACTS = {"device": "a device", "source": "one"}
+FACTS = {"device": "a device"}
 
 
 def _run(folder: Path, facts: dict[str, Any] = FACTS, seconds: float = 300) -> tuple[Any, Results]:
@@ -70,7 +70,8 @@ def test_whatever_a_job_does_to_its_process_others_are_done_and_rows_are_kept(tm
     kept = json.loads(results.path.read_text())
     assert [entry["key"] for entry in kept["entries"]] == list(states)
     again, others = (
-        Results(tmp_path, "test", facts, {}, lambda _: None) for facts in (FACTS, FACTS | {"source": "two"})
+        Results(tmp_path, "test", FACTS, {}, lambda _: None, **options)
+        for options in ({}, {"source": lambda part: "two"})
     )
     done = {entry.key: again.is_done(entry.part, entry.key, entry.about) for entry in results.entries.values()}
     assert done == {key: state == "done" and key != "finds something wrong" for key, (state, _) in states.items()}
@@ -88,9 +89,17 @@ def test_a_stage_that_is_cut_says_what_it_lacks(tmp_path: Path) -> None:
     assert outcome.lacking == "out of time"
 
 
-def test_what_is_cut_while_it_is_measured_again_keeps_what_it_had(tmp_path: Path) -> None:
-    def results(**facts: Any) -> Results:
-        return Results(tmp_path, "test", FACTS | facts, {"command": "a test", "commit": ""}, lambda _: None)
+@pytest.mark.parametrize(
+    ("stage", "state", "keeps"), [("check", "cut", True), ("numbers", "failed", True), ("check", "failed", False)]
+)
+def test_what_is_cut_while_it_is_measured_again_keeps_what_it_had(
+    tmp_path: Path, stage: str, state: str, keeps: bool
+) -> None:
+    """So does a measurement that fails, but not a check."""
+
+    def results(source: str = "one", **facts: Any) -> Results:
+        noted = {"command": "a test", "commit": "abc"}
+        return Results(tmp_path, stage, FACTS | facts, noted, lambda _: None, source=lambda part: source)
 
     first = results()
     entry = first.begun("part", "key", {})
@@ -99,8 +108,13 @@ def test_what_is_cut_while_it_is_measured_again_keeps_what_it_had(tmp_path: Path
     again = results(source="another")
     entry = again.begun("part", "key", {})
     entry.rows.append({"value": 3})
+    entry.state, entry.why = state, "late"
     again.write()
-    assert [kept.rows for kept in results(source="another").entries.values()] == [[{"value": 1}, {"value": 2}]]
+    (kept,) = results(source="another").entries.values()
+    if not keeps:
+        assert (kept.rows, kept.state) == ([{"value": 3}], "failed")
+        return
+    assert (kept.rows, kept.why) == ([{"value": 1}, {"value": 2}], "not measured again at abc: late")
     assert not results(source="another").is_done("part", "key", {})
     assert again.undone("part", [("key", {}), ("other", {})]) == 2
     entry.rows, entry.state = [{"value": 3}], "done"
@@ -239,3 +253,23 @@ def test_mistakes_get_a_sentence(arguments: list[str], said: str, tmp_path: Path
     )
     assert done.returncode in (1, 2)
     assert said in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "decides"),
+    [
+        ("runtime/serve/app.py", []),
+        ("benchmarks/gpu/stage.py", []),
+        ("runtime/gpu/layers.py", ["decode"]),
+        ("benchmarks/gpu/parts/decode.py", ["decode"]),
+        ("runtime/kernels/rows/normalize_rows.py", ["small_cases", "decode"]),
+        ("benchmarks/gpu/worker.py", ["small_cases", "decode"]),
+    ],
+)
+def test_what_is_measured_again_after_a_change(
+    changed: str, decides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = ("small_cases", "decode")
+    before, reads = [source_hash(part) for part in parts], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads(path) + b"#" * (path == REPOSITORY / changed))
+    assert [part for part, was in zip(parts, before, strict=True) if source_hash(part) != was] == decides

@@ -8,6 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
+from smelt.runtime.kernels.base.launch import overlapping_at
 from smelt.runtime.kernels.base.precompile import precompile
 from smelt.runtime.kernels.base.targets import target_of
 from smelt.runtime.kernels.linear import linear_bytes, linear_codes
@@ -82,14 +83,18 @@ def _compiled(planned: list[Planned], place: Place) -> Iterator[Row]:
     target = target_of(place.device)
     messages = list[str]()
     if not place.rehearses:
-        precompile([one.case.launch(target) for one in planned if one.case is not None], messages.append)
+        for rows in {one.rows for one in planned}:
+            with overlapping_at(rows):
+                ours = [one.case.launch(target) for one in planned if one.case is not None and one.rows == rows]
+                precompile(ours, messages.append)
     yield {"message": messages[-1] if messages else ""}
 
 
 def _measured(one: Planned, place: Place) -> Iterator[Row]:
     x = torch.randn(one.rows, one.columns, dtype=B, device=place.device)
     try:
-        taken = place.seconds(one.make(x, one.outputs, place.copies(one.nbytes)))
+        with overlapping_at(one.rows):
+            taken = place.seconds(one.make(x, one.outputs, place.copies(one.nbytes)))
     except (NotImplementedError, RuntimeError) as error:
         if one.case is not None or not place.alive():
             raise

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ...gpu.layers import GpuLayers
 from ...gpu.sampled_steps import ModelSteps
 from ...gpu.step_kinds import StepKinds, buckets
 from ...gpu.step_tables import Room, SequenceTokens, TableLayout
+from ...kernels.base.precompile import precompile_work
 from ...kernels.base.targets import target_of
 from ...kernels.rows.sample_tokens import SamplingState, choices, sample_tokens
 from ...requests.noise import PhiloxNoise
@@ -202,7 +204,10 @@ class GpuExecutor(TorchExecutor):
         with self._current, torch.inference_mode():
             self._steps.warm_up(self._kinds.all(), log)
             if isinstance(self.drafter, ModelDrafter):
-                self.drafter.warm_up()
+                reads = [partial(self.drafter.warm_up, count) for count in buckets(self.drafter.longest_piece)]
+                if self._place.type == "cuda":
+                    precompile_work(reads, lambda text: log(f"the drafter: {text}"))
+                reads[-1]()
             if self._chained is not None:
                 self._chained.warm_up(lambda text: log(f"the drafter: {text}"))
 

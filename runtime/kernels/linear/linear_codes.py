@@ -74,6 +74,7 @@ def _linear_codes(
     STEP: tl.constexpr,
     PARTED: tl.constexpr,
     SLICES: tl.constexpr,
+    DEEP: tl.constexpr,
     EACH: tl.constexpr,
     ROWS: tl.constexpr,
     SINGLE: tl.constexpr,
@@ -96,7 +97,23 @@ def _linear_codes(
     if SLICES > 1 and not GROUPED:
         # Which weights an expert's program reads, an earlier launch says.
         mine = begin_slices(
-            codes, more, scales, part_id, steps, n0, EACH, EVEN, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES
+            codes,
+            more,
+            scales,
+            part_id,
+            steps,
+            n0,
+            EACH,
+            EVEN,
+            ROWS,
+            STEP,
+            BLOCK,
+            BN,
+            FORMAT,
+            KIND,
+            COVERS,
+            SLICES,
+            DEEP,
         )
     wait_for_earlier(PDL)
     if GROUPED:
@@ -114,11 +131,27 @@ def _linear_codes(
     if SLICES > 1:
         if GROUPED:
             mine = begin_slices(
-                codes, more, scales, part_id, steps, n0, EACH, EVEN, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES
+                codes,
+                more,
+                scales,
+                part_id,
+                steps,
+                n0,
+                EACH,
+                EVEN,
+                ROWS,
+                STEP,
+                BLOCK,
+                BN,
+                FORMAT,
+                KIND,
+                COVERS,
+                SLICES,
+                DEEP,
             )
         acc = sum_slices(
             mine, x, x_row, x_stride, valid, scales, part_id, steps, n0, EACH, EVEN, ROWS, STEP, BLOCK, BN, BM,
-            FORMAT, KIND, SHARE, G, SCALE_TYPE, FOLD, COVERS, SLICES, HALF, ASM,
+            FORMAT, KIND, SHARE, G, SCALE_TYPE, FOLD, COVERS, SLICES, DEEP, HALF, ASM,
         )  # fmt: skip
     else:
         acc = tl.zeros([BN, BM], tl.float32)
@@ -218,6 +251,7 @@ def launch(
         "EVEN": steps % common.split == 0 if tile.slices > 1 else weight.columns % step == 0,
         "STEP": step,
         "SLICES": tile.slices,
+        "DEEP": tile.slices > 1 and tile.stages > 1,
         # With slices each shape of weights is compiled by itself, so that addresses are sums of constants.
         "EACH": -(-steps // common.split) if tile.slices > 1 else 0,
         "ROWS": weight.filled if tile.slices > 1 else 0,
@@ -487,7 +521,8 @@ def _repeated(part: Tensor, rows: int) -> Tensor:
 _E2M1 = [s * v for s in (1.0, -1.0) for v in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)]
 _F, _B = torch.float16, torch.bfloat16
 _DECODE, _PREFILL = Tile(64, 16, 256, 2, 4, 3, False), Tile(128, 32, 64, 3, 4, 3, True)
-_SLICED = Tile(16, 8, 256, 1, 4, 3, False, slices=4)
+_SLICED = Tile(16, 8, 256, 1, 4, 1, False, slices=4)
+_DEEP = replace(_SLICED, step=64, stages=2)
 
 # Small and awkward: one row, odd ones, widths that no tile divides, every format and option.
 _SMALL = [
@@ -559,6 +594,16 @@ _SMALL = [
     CodesCase("float4", 3, 64, 512, 16, scale="e4m3", tile=replace(_SLICED, step=128)),
     CodesCase("float4", 3, 64, 512, 32, _B, scale="e8m0", tile=replace(_SLICED, step=64, slices=8)),
     CodesCase("float8", 3, 64, 512, 128, _B, scale="full", tile=replace(_SLICED, step=128)),
+    # Two iterations ahead, where there are one, two and more of them, and where parts have unequal ones.
+    CodesCase("int4", 1, 64, 256, 128, tile=_DEEP),
+    CodesCase("int4", 3, 80, 512, 32, zero=True, tile=_DEEP),
+    CodesCase("int4", 3, 96, 1280, 128, _B, gate="silu", bias=True, residual=True, tile=replace(_DEEP, split=2)),
+    CodesCase("int4", 3, 64, 1280, 128, tile=replace(_DEEP, split=4)),
+    CodesCase("int4", 5, 64, 768, 64, experts=3, tile=_DEEP),
+    CodesCase("int8", 3, 64, 768, 128, tile=_DEEP),
+    CodesCase("int3", 3, 64, 1024, 64, tile=_DEEP),
+    CodesCase("nested8", 3, 64, 1024, 128, _B, tile=_DEEP),
+    CodesCase("float4", 3, 64, 768, 16, scale="e4m3", tile=_DEEP),
 ]
 # Of Llama-3-8B, with the shipped tiles.
 _SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))

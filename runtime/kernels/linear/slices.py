@@ -136,14 +136,15 @@ def begin_slices(
     KIND: tl.constexpr,
     COVERS: tl.constexpr,
     SLICES: tl.constexpr,
+    DEEP: tl.constexpr,
 ):
-    """Load the weights of a program's first iteration.
+    """Load the weights of a program's first iteration; with ``DEEP`` of the second, too, so that these are requested before the inputs.
 
     Args:
         part, steps: which part of the iterations the program has, and how many there are for all of them.
 
     Returns:
-        Pointers to the words of its first block, and what is loaded, for :func:`sum_slices`.
+        Pointers to the words of its first block, and what is loaded of both iterations, for :func:`sum_slices`.
     """
     step = part * (EACH * SLICES) + tl.arange(0, SLICES)[:, None]
     block = step * (STEP // BLOCK)
@@ -155,7 +156,15 @@ def begin_slices(
     wanted = True if EVEN else part * EACH < steps
     my_more = my_codes if more is None else _pointers(more, block, n0, ROWS, BN, SLICES)
     loaded = _load(my_codes, my_more, scales, step, wanted, n0, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES)
-    return my_codes, my_more, loaded
+    second = loaded
+    if DEEP and EACH > 1:
+        FURTHER: tl.constexpr = SLICES * (STEP // BLOCK) * ROWS * 16  # pyright: ignore[reportAssignmentType]
+        PLANES: tl.constexpr = 2 if FORMAT == "int8" or FORMAT == "float8" or FORMAT == "int3" else 1  # pyright: ignore[reportAssignmentType]
+        second = _load(
+            my_codes + FURTHER * PLANES, my_more + FURTHER, scales, step + SLICES,
+            True if EVEN else part * EACH + 1 < steps, n0, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES,
+        )  # fmt: skip
+    return my_codes, my_more, loaded, second
 
 
 @triton.jit
@@ -184,6 +193,7 @@ def sum_slices(
     FOLD: tl.constexpr,
     COVERS: tl.constexpr,
     SLICES: tl.constexpr,
+    DEEP: tl.constexpr,
     HALF: tl.constexpr,
     ASM: tl.constexpr,
 ):
@@ -194,7 +204,7 @@ def sum_slices(
         row, valid: ``[BM]``, which rows of inputs, and which of them are real.
         part, steps: which part of the iterations the program has, and how many there are for all of them.
     """
-    codes, more, ready = begun
+    codes, more, ready, second = begun
     step = part * (EACH * SLICES) + tl.arange(0, SLICES)[:, None]
     first_inputs = _inputs(x, row, x_stride, step * STEP, SLICES)
     real = valid[None, None, :, None, None] if _LAST_FIRST else valid[None, :, None, None, None]
@@ -204,21 +214,28 @@ def sum_slices(
     FURTHER: tl.constexpr = SLICES * (STEP // BLOCK) * ROWS * 16  # pyright: ignore[reportAssignmentType]
     TWICE: tl.constexpr = FORMAT == "int8" or FORMAT == "float8" or FORMAT == "int3"
     PLANES: tl.constexpr = 2 if TWICE else 1  # pyright: ignore[reportAssignmentType]
+    AHEAD: tl.constexpr = 2 if DEEP else 1  # pyright: ignore[reportAssignmentType]
     acc = tl.zeros([SLICES, BN, BM], tl.float32)
     for s in tl.range(0, EACH, num_stages=1):
         words = ready
         there = real if EVEN else real & (part * EACH + s < steps)
         inputs = ()
         for i in tl.static_range(STEP // 16):
-            found = tl.load(first_inputs + s * (SLICES * STEP) + i * 16, mask=there, other=0.0)
-            inputs = inputs + (_operand(found, SLICES, BM).to(HALF),)  # noqa: RUF005
-        if EACH > 1:
-            later = s + 1
+            x_part = tl.load(first_inputs + s * (SLICES * STEP) + i * 16, mask=there, other=0.0)
+            inputs = inputs + (_operand(x_part, SLICES, BM).to(HALF),)  # noqa: RUF005
+        if DEEP:
+            ready = second
+        if EACH > AHEAD:
+            later = s + AHEAD
             wanted = later < EACH if EVEN else (later < EACH) & (part * EACH + later < steps)
-            ready = _load(
+            found = _load(
                 codes + later * (FURTHER * PLANES), more + later * FURTHER, scales, step + later * SLICES, wanted, n0,
                 ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES,
             )  # fmt: skip
+            if DEEP:
+                second = found
+            else:
+                ready = found
         part_of_group = tl.zeros_like(acc)
         # Index expressions are written out, since a variable would not stay a constant.
         for b in tl.static_range(STEP // BLOCK):

@@ -35,7 +35,7 @@ class Tile:
         step: columns that an iteration reads.
         split: programs that share a tile's columns (split-K); 0 to fill the device.
         warps: of a program.
-        stages: iterations whose loads are in flight, and the one that is computed.
+        stages: iterations whose loads are in flight, and the one that is computed; of codes with slices one iteration is, or two from 2 on.
         fold: multiply weights by their scales, instead of each group's sum.
         slices: warps, or groups of them, that share out an iteration's columns (sliced-K in CUTLASS's terms): each reads ``step``.
     """

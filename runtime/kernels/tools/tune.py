@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from ....system.progress import Log
-from ..base.launch import Launch
+from ..base.launch import Launch, overlapping_at
 from ..base.precompile import precompile
 from ..base.targets import Target, target_of
 from ..tiles.tile import Tiles, file_name, read, text, tiles_of
@@ -40,6 +40,10 @@ class Tunable(Protocol):
     def listed(self) -> str: ...
     @property
     def rounds(self) -> int: ...
+    @property
+    def rows(self) -> int:
+        """Of a step that has such a launch; all of a stage have as many."""
+        ...
 
     def shipped(self, tiles: Tiles) -> Any:
         """Its current tile."""
@@ -117,7 +121,8 @@ def search(work: Sequence[Tunable], device: torch.device, limit_s: float, log: L
             asked = [(one, one.asked(done)) for one in searches if done < one.of.rounds]
             launches = [x for one, tiles in asked for tile in tiles for x in one.of.launches(tile, target)]
             log(f"{stage}, round {done + 1}: compiling up to {len(launches)} variants")
-            precompile(launches, log)
+            with overlapping_at(searches[0].of.rows):
+                precompile(launches, log)
             for one, tiles in asked:
                 if time.monotonic() - start > limit_s:
                     log(f"{one.of.name}: round {done + 1} not reached in {limit_s:.0f} s")
@@ -237,7 +242,8 @@ class _TileSearch:
         for tile in tiles:
             self._tried[tile] = None
             try:
-                self._tried[tile] = self._seconds(tile, log)
+                with overlapping_at(self.of.rows):
+                    self._tried[tile] = self._seconds(tile, log)
             except Exception as error:
                 if not device_lives():
                     log(f"{self.of.name}: {tile} crashed the device ({error})")

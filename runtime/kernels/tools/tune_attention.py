@@ -46,6 +46,10 @@ class AttentionTuning:
         return "attention of prompts" if self.prompts else "attention of single tokens"
 
     @property
+    def rows(self) -> int:
+        return _PROMPT if self.prompts else _SEQUENCES
+
+    @property
     def listed(self) -> str:
         return f"{'attend_prompts' if self.prompts else 'attend_tokens'}/{self.kind}"
 

@@ -26,8 +26,9 @@ from ..tiles.tile import Tile, Tiles, divides, filling, shared
 from .timing import copies_needed, seconds
 from .tune import Found
 
-# Outputs and columns of Llama-3-8B as the engine multiplies them: out, gate with inputs, down, queries with keys and values, head.
-SHAPES = ((4096, 4096), (28672, 4096), (4096, 14336), (6144, 4096), (128256, 4096))
+# Outputs and columns of Llama-3-8B as the engine multiplies them: out, gate with inputs, down, queries with keys and values, head; and
+# half of the second, which is measured by itself.
+SHAPES = ((4096, 4096), (28672, 4096), (4096, 14336), (6144, 4096), (128256, 4096), (14336, 4096))
 _GATED = (28672, 4096)
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 22, 32)
 # Thousands of programs of one or two warps that load all before they compute: far from the others, so tried as they are.
@@ -52,6 +53,10 @@ class LinearTuning:
     @property
     def stage(self) -> str:
         return f"{self.case.rows} rows"
+
+    @property
+    def rows(self) -> int:
+        return self.case.rows
 
     @property
     def listed(self) -> str:
@@ -102,8 +107,8 @@ class LinearTuning:
 
     def _iterations(self, tile: Tile) -> list[Tile]:
         steps = (128,) if isinstance(self.case, BytesCase) else (128, 256, 64, 512) if tile.rows <= 16 else (64, 128)
-        if tile.slices > 1 and isinstance(self.case, CodesCase):  # it has no stages
-            return [replace(tile, step=step, stages=1) for step in steps]
+        if tile.slices > 1 and isinstance(self.case, CodesCase):
+            return [replace(tile, step=step, stages=stages) for step in steps for stages in (1, 2)]
         # Long iterations are unrolled: with many of them on their way a program fills a unit alone, and with slices registers spill.
         return [
             replace(tile, step=step, stages=stages, split=tile.split if tile.slices > 1 else 0)

@@ -112,7 +112,7 @@ def test_a_text_that_is_read_before_there_is_any_request_changes_nothing(
         engine = Engine(drafters["itself"], drafter=drafters[drafter], draft_tokens=3, **ENGINE)
         if warm:
             with torch.inference_mode():
-                engine.drafter.warm_up()  # type: ignore[union-attr]
+                engine.drafter.warm_up(engine.drafter.longest_piece)  # type: ignore[union-attr]
         answers.append((tokens(engine, params), engine.drafting.total.accepted))  # type: ignore[union-attr]
     assert answers[0] == answers[1]
 

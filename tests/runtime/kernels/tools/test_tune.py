@@ -135,8 +135,8 @@ def test_restoring_pays_where_it_is_faster_from_there_on(
 
 def test_the_most_important_shapes_come_first() -> None:
     found = linears(["int4", "bytes-int8", "bf16"])
-    assert [one.case.rows for one in found[:15]] == [1] * 15
-    assert len(set(found)) == len(found) == 2 * 5 * 8 + 5 * 5  # many rows of plain numbers are torch's
+    assert [one.case.rows for one in found[:18]] == [1] * 18
+    assert len(set(found)) == len(found) == 2 * 6 * 8 + 6 * 5  # many rows of plain numbers are torch's
     # As the engine multiplies them: the gate's product belongs to the launch.
     assert {one.case.gate for one in found if one.case.outputs == 28672} == {"silu"}
 
@@ -165,8 +165,8 @@ def test_every_candidate_fits_and_has_a_program(form: str, rows: int) -> None:
 def test_few_rows_are_tried_with_small_programs_and_many() -> None:
     space = _space(1)
     assert {(64, 4), (32, 2), (16, 1), (128, 8)} <= {(tile.outputs, tile.warps) for tile in space}
-    # Slices' weights are loaded an iteration before, in registers.
-    assert {tile.stages for tile in space if tile.slices > 1} == {1}
+    # Slices' weights are loaded one or two iterations before, in registers.
+    assert {tile.stages for tile in space if tile.slices > 1} == {1, 2}
     assert {1, 2, 3, 4, 5, 6} <= {tile.stages for tile in _space(1, "bf16")}
     assert {128, 256, 512} <= {tile.step for tile in space}
     assert (16, 1, 1, 32) in {(tile.outputs, tile.warps, tile.stages, tile.split) for tile in space}
@@ -199,6 +199,7 @@ class _Made:
     stage: str = "made"
     listed: str = "made"
     rounds: int = 2
+    rows: int = 1
 
     def shipped(self, tiles: Tiles) -> int:
         return 10
