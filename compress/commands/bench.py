@@ -29,7 +29,12 @@ def bench(
     output: Annotated[int, typer.Option(help="Tokens generated per request.", min=2)] = 32,
     concurrency: Annotated[list[int] | None, typer.Option(help="Concurrent requests. Repeatable.", min=1)] = None,
     requests: Annotated[int, typer.Option(help="Requests per load, at least its concurrency.", min=1, max=10**6)] = 16,
-    trace: Annotated[Path | None, typer.Option(help="Replay a trace: Azure's CSV or Mooncake's JSONL.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Replay a trace: Azure's CSV or Mooncake's JSONL, whose shared prefixes are shared with --server; an engine is measured without prefix caching."
+        ),
+    ] = None,
     trace_requests: Annotated[int, typer.Option(help="Number of requests from the trace.", min=1)] = 32,
     ablate: Annotated[
         bool,

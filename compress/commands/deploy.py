@@ -43,12 +43,11 @@ def deploy(
     """
     if engine not in FORMS:
         raise SmeltError(f"--engine {engine}: it must be {', '.join(FORMS)}{nearest_name(engine, list(FORMS))}")
-    from ...models.directory.find import find_checkpoint
     from ...system.storage.files import write_text
     from ..deploy.deploy import deployment
 
     chosen = cast(EngineName, engine)
-    called = name or _name(find_checkpoint(checkpoint).path)
+    called = name or _name(checkpoint)
     options = DeployOptions(
         engine=chosen,
         form=cast(Form, form or FORMS[chosen][0]),
@@ -71,9 +70,10 @@ def deploy(
     return 0
 
 
-def _name(directory: Path) -> str:
-    """A directory's name, or its run's, as a name that all engines take."""
-    named = directory.resolve()
+def _name(checkpoint: str) -> str:
+    """A hub name's or a directory's last part, or its run's, as a name that all engines take."""
+    given = Path(checkpoint).expanduser()
+    named = given.resolve() if given.is_dir() else Path(checkpoint.removeprefix("builtin:"))
     named = named.parent if named.name == "checkpoint" else named
     kept = "".join(each if each.isalnum() and each.isascii() else "-" for each in named.name.lower())
     kept = kept.strip("-")[:59].strip("-")

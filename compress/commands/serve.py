@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import sys
@@ -54,14 +55,16 @@ def serve(
     port: Annotated[int, typer.Option(help="Where to listen; 0 takes a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(help="Requests need one of these keys. Repeatable.", envvar="SMELT_API_KEY", show_envvar=True),
+        typer.Option(
+            help="Requests need one of these keys. Repeatable; by default those of the variable SMELT_API_KEY, a line each.",
+            show_default=False,
+        ),
     ] = None,
     admin_key: Annotated[
         list[str] | None,
         typer.Option(
-            help="Lets requests with this key load and unload models and adapters. Repeatable; none by default.",
-            envvar="SMELT_ADMIN_KEY",
-            show_envvar=True,
+            help="Lets requests with this key load and unload models and adapters. Repeatable; by default those of the variable SMELT_ADMIN_KEY, a line each.",
+            show_default=False,
         ),
     ] = None,
     allowed_origin: Annotated[
@@ -140,8 +143,8 @@ def serve(
     config = ServerConfig(
         host=host,
         port=port,
-        api_keys=tuple(api_key or ()),
-        admin_keys=tuple(admin_key or ()),
+        api_keys=_keys(api_key, "SMELT_API_KEY"),
+        admin_keys=_keys(admin_key, "SMELT_ADMIN_KEY"),
         allowed_origins=tuple(allowed_origin or ()),
         max_body_bytes=max_body_bytes,
         max_requests=max_requests,
@@ -219,6 +222,11 @@ def _name(checkpoint: str) -> str:
         return checkpoint.rstrip("/").rpartition("/")[2].removeprefix("builtin:")
     path = path.resolve()
     return path.parent.name if path.name == "checkpoint" else path.name
+
+
+def _keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
+    """Keys of the command line, otherwise of a variable: a key may have spaces, but no line breaks."""
+    return tuple(given or [line.strip() for line in os.environ.get(variable, "").splitlines() if line.strip()])
 
 
 def _say(models: list[str], listening: socket.socket) -> None:

@@ -10,7 +10,17 @@ from ...system.errors import Problem, raise_problems
 from ..loaders.facts import facts_of_checkpoint
 from ..loaders.rules import VLLM as VLLM_CPU
 from ..loaders.rules import Refusal, loaders
-from .limits import RAY_LLM, SGLANG, VLLM_GPU, EngineLimits, notes, refusals, refusals_of_config, shape_refusals
+from .limits import (
+    RAY_LLM,
+    SGLANG,
+    VLLM_GPU,
+    EngineLimits,
+    notes,
+    refusals,
+    refusals_of_config,
+    shape_refusals,
+    too_long,
+)
 from .options import DeployOptions, EngineName
 from .template_parsers import TemplateParsers
 from .written import written
@@ -58,6 +68,7 @@ def deployment(checkpoint: str, options: DeployOptions) -> Deployment:
     else:
         found += refusals(facts, limits, options.tensor_parallel)
         said += notes(facts, limits)
+    found += too_long(directory.config_data(), options.max_model_len)
     raise_problems([Problem(f"{name} cannot load {directory.path}", _sentence(each)) for each in found])
     model_type = str(directory.config_data().get("model_type", ""))
     place = Path(directory.path).resolve()

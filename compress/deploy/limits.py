@@ -130,6 +130,19 @@ def shape_refusals(config: Any, tensor_parallel: int) -> Iterator[Refusal]:
         )
 
 
+def too_long(config: dict[str, Any], length: int | None) -> Iterator[Refusal]:
+    """Whether sequences are to be longer than the model's positions reach, which engines refuse when they start."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    longest = config.get("max_position_embeddings")
+    factor = scaling.get("factor") if isinstance(scaling, dict) else None
+    if length is None or not isinstance(longest, int):
+        return
+    # Some configurations count the scaled positions, others those before.
+    reach = longest * (factor if isinstance(factor, int | float) and factor > 1 else 1)
+    if length > reach:
+        yield Refusal(f"--max-model-len is {length}, and the model has {longest} positions", "lower it")
+
+
 def _scheme(scheme: Scheme, facts: Facts, limits: EngineLimits) -> Iterator[Refusal]:
     args, inputs = scheme.args, scheme.activations
     label = scheme.label

@@ -82,14 +82,15 @@ _COMPOSE_HEAD = "Start with: docker compose -f THIS_FILE up"
 
 
 def _compose(engine: str, checkpoint: Path, options: DeployOptions, parsers: TemplateParsers) -> dict[str, Any]:
-    arguments = _arguments(engine, _INSIDE, options, parsers, "0.0.0.0")
+    mounted, within = _mounted(checkpoint)
+    arguments = _arguments(engine, _INSIDE + within, options, parsers, "0.0.0.0")
     port = options.port
     service: dict[str, Any] = {
         "image": SGLANG_IMAGE if engine == "sglang" else VLLM_CPU_IMAGE if options.cpu else VLLM_IMAGE,
         "ipc": "host",
         # From other machines only if you change this.
         "ports": [f"127.0.0.1:{port}:{port}"],
-        "volumes": [{"type": "bind", "source": _escaped(str(checkpoint)), "target": _INSIDE, "read_only": True}],
+        "volumes": [{"type": "bind", "source": _escaped(str(mounted)), "target": _INSIDE, "read_only": True}],
         "environment": {**_OFFLINE, **(_CPU if options.cpu else {})},
         "healthcheck": {
             "test": ["CMD-SHELL", f"curl -f http://localhost:{port}/health || exit 1"],
@@ -107,6 +108,14 @@ def _compose(engine: str, checkpoint: Path, options: DeployOptions, parsers: Tem
         device = {"driver": "nvidia", "count": options.tensor_parallel, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     return {"services": {engine: service}}
+
+
+def _mounted(checkpoint: Path) -> tuple[Path, str]:
+    """What a container needs of a checkpoint, and where in it that is: files of a hub's cache are links to beside their snapshot."""
+    repository = checkpoint.parent.parent
+    if checkpoint.parent.name == "snapshots" and (repository / "blobs").is_dir():
+        return repository, f"/snapshots/{checkpoint.name}"
+    return checkpoint, ""
 
 
 def _escaped(text: str) -> str:
@@ -153,7 +162,7 @@ def _llm_d(checkpoint: Path, options: DeployOptions, parsers: TemplateParsers) -
     name, port = options.name, options.port
     labels = {"llm-d.ai/model": name, "llm-d.ai/role": "decode", "llm-d.ai/engine-type": "vllm"}
     selected = {"llm-d.ai/model": name}
-    inside = f"/model-cache/{checkpoint.name}"
+    inside = f"/model-cache/{name}"
     arguments = _arguments("vllm", inside, options, parsers, "0.0.0.0")
     gpus = {"nvidia.com/gpu": options.tensor_parallel}
     container = {
@@ -216,7 +225,7 @@ def _llm_d(checkpoint: Path, options: DeployOptions, parsers: TemplateParsers) -
         },
     }
     head = (
-        f"Copy the checkpoint to {checkpoint.name}/ in the volume of the claim {options.claim}, then: kubectl apply -f THIS_FILE\n"
+        f"Copy {checkpoint} to {name}/ in the volume of the claim {options.claim}, then: kubectl apply -f THIS_FILE\n"
         f"llm-d's router chart brings the endpoint picker, the service {name}-epp; a Gateway named inference-gateway must be there."
     )
     return _comment(head) + yaml.safe_dump_all([deployment, pool, route], sort_keys=False)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
 from ...system.errors import RuntimeProblem
 from ...system.progress import Log
-from ..requests.trace import Arrival
+from ..requests.trace import PREFIX_BLOCK, Arrival
 from .load_result import LoadResult, RequestTimes, table_of_loads
 from .server_client import ServerClient, ServerProblem, together
 from .server_features import ServerFeatures
@@ -114,7 +116,8 @@ class ServerBench:
 
         Args:
             name: of the load.
-            arrivals: random prompts are made for them, others each time: a server may still have those of earlier runs in its cache.
+            arrivals: random prompts are made for them, others each time: a server may still have those of earlier runs in its cache. They
+                share the prefixes that a trace says.
             at_once: how many to keep running; None to follow the arrivals' times.
 
         Raises:
@@ -122,10 +125,18 @@ class ServerBench:
         """
         return self._runner.run(self._load(name, arrivals, at_once))
 
+    def _prompt(self, arrival: Arrival, salt: int) -> list[int] | str:
+        """Random, but for what it shares with others of its load."""
+        shared = arrival.prefix[: arrival.prompt // PREFIX_BLOCK]
+        pieces: list[Any] = [self.features.prompt(PREFIX_BLOCK, random.Random(f"{salt} {each}")) for each in shared]
+        rest = arrival.prompt - PREFIX_BLOCK * len(shared)
+        pieces += [self.features.prompt(rest)] if rest else []
+        return [*chain.from_iterable(pieces)] if self.features.token_ids else " ".join(pieces)
+
     async def _load(self, name: str, arrivals: Sequence[Arrival], at_once: int | None) -> LoadResult:
+        salt = random.SystemRandom().getrandbits(64)
         bodies = [
-            self.features.body(self.info.model, self.features.prompt(arrival.prompt), arrival.output)
-            for arrival in arrivals
+            self.features.body(self.info.model, self._prompt(arrival, salt), arrival.output) for arrival in arrivals
         ]
         answered: list[RequestTimes] = []
         waiting = iter(zip(arrivals, bodies, strict=True))

@@ -78,9 +78,9 @@ class ServerFeatures:
                 of_parts = bool(usage.get("completion_tokens"))
         return usage, bool(of_parts)
 
-    def prompt(self, length: int) -> list[int] | str:
-        """A new random prompt, so that no prefix is shared; of so many tokens, or about so many if it is text."""
-        chance = random.SystemRandom()
+    def prompt(self, length: int, chance: random.Random | None = None) -> list[int] | str:
+        """A random prompt of so many tokens, or about so many if it is text; a new one, so that no prefix is shared, if none draws it."""
+        chance = chance or random.SystemRandom()
         if self.token_ids:
             return chance.choices(range(_IDS), k=length)
         return " ".join(chance.choices(_WORDS, k=max(1, round(length / self.tokens_per_word))))

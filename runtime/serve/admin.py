@@ -21,6 +21,9 @@ from .model.served_model import ServedModel
 from .openai.fields import Fields
 
 _LOOK_SECONDS = 0.01
+_UNLOADED = ApiError(
+    503, "The request was aborted by the server, which unloads its model.", "service_unavailable_error"
+)
 
 
 class LoadModel(Fields):
@@ -196,5 +199,5 @@ class Admin:
         while any(model.in_use for model in gone):
             if time.monotonic() > ends:
                 for model in gone:
-                    model.abort_all()
+                    model.abort_all(_UNLOADED)
             await asyncio.sleep(_LOOK_SECONDS)

@@ -19,7 +19,7 @@ from .anthropic.model_list import HEADER, model_info, model_page
 from .http.config import ServerConfig
 from .http.descriptions import ERRORS, STREAMED
 from .http.disconnect import ClientGone, unless_gone
-from .http.errors import ApiError, refused, sentence
+from .http.errors import ApiError, refused, sentence, stopping
 from .http.gate import Pass, RequestGate
 from .http.middleware import ADMIN_PATHS, add_guards, body_of
 from .http.sse import OPENAI, EventStream, StreamForm, event
@@ -245,6 +245,11 @@ class Server:
         @app.post("/v1/unload_lora_adapter")
         async def unload_adapter(body: UnloadAdapter) -> dict[str, Any]:
             return await admin.unload_adapter(body)
+
+    def give_up(self) -> None:
+        """Answer all that is not finished with an error."""
+        for model in self.models:
+            model.abort_all(stopping())
 
     def add(self, model: ServedModel) -> None:
         """Measure a model, or an adapter with its base, from now on."""

@@ -22,6 +22,8 @@ _LOG = logging.getLogger("smelt.serve")
 _MOST_HEADER_BYTES = 64 << 10
 # Python's own is 5 ms: the time of a small model's step, which the engine's thread would wait whenever the event loop is busy, and the other way round.
 _SWITCH_SECONDS = 0.0002
+# Until errors have been sent.
+_GIVING_UP_SECONDS = 3.0
 
 
 class Drains(Protocol):
@@ -30,6 +32,10 @@ class Drains(Protocol):
     gate: RequestGate
     config: ServerConfig
     app: FastAPI
+
+    def give_up(self) -> None:
+        """Answer all that is not finished with an error."""
+        ...
 
 
 class _Draining(uvicorn.Server):
@@ -55,6 +61,8 @@ class _Draining(uvicorn.Server):
     async def _drain(self) -> None:
         if not await self._server.gate.wait_until_empty(self._server.config.drain_seconds):
             _LOG.warning("stopping with %d requests unfinished", self._server.gate.inside)
+            self._server.give_up()
+            await self._server.gate.wait_until_empty(_GIVING_UP_SECONDS)
         self.should_exit = True
 
 

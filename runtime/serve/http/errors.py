@@ -80,6 +80,14 @@ def busy(message: str, retry_after: float = _RETRY_SECONDS) -> ApiError:
     )
 
 
+def stopping() -> ApiError:
+    """A request that is not finished when the server's time to end is over."""
+    return ApiError(
+        503, "The server is shutting down and did not finish this request; send it to another one, or later.",
+        "service_unavailable_error", headers={"Retry-After": "5"},
+    )  # fmt: skip
+
+
 def no_such_model(name: str, known: list[str]) -> ApiError:
     """A model that is not served."""
     return ApiError(

@@ -67,11 +67,7 @@ class RequestLog:
             "status": status,
             "seconds": round(time.perf_counter() - self._began, 4),
         }
-        if "served" in state:
-            fields["model"] = state["served"]
-        running = state.get("running")
-        if running is not None:
-            fields |= _numbers(running.known)
+        fields |= answered(state)
         level = logging.INFO if status is None or status < 500 else logging.WARNING
         if _LOG.isEnabledFor(level):
             # A path may have any characters, which must not look like lines of the log.
@@ -80,6 +76,15 @@ class RequestLog:
                 for name, value in fields.items()
             )
             _LOG.log(level, "%s", text, extra={_FIELDS: fields})
+
+
+def answered(state: dict[str, Any]) -> dict[str, Any]:
+    """What a request's state says of its answer: its model, and numbers of tokens; from a replica, what that has said."""
+    found: dict[str, Any] = dict(state.get("answered", {}))
+    if "served" in state:
+        found["model"] = state["served"]
+    running = state.get("running")
+    return found if running is None else found | _numbers(running.known)
 
 
 def _numbers(outputs: list[RequestOutput]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Running:
         self.latest: list[RequestOutput | None] = [None] * len(prompts)
         self._model = model
         self._streams: list[Stream] = []
+        self._aborted: ApiError | None = None
         model.running.add(self)
         # Clients may send the same id twice.
         own = f"{name}-{uuid.uuid4().hex}"
@@ -64,6 +65,11 @@ class Running:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def abort(self, why: ApiError) -> None:
+        """Abort those that have not ended; the request is answered with an error."""
+        self._aborted = why
         self.close()
 
     def close(self) -> None:
@@ -107,9 +113,7 @@ class Running:
                 headers=_NO_RETRY,
             )  # fmt: skip
         if any(completion.finish_reason == "abort" for completion in output.outputs):
-            raise ApiError(
-                503, "The request was aborted by the server, which unloads its model.", "service_unavailable_error"
-            )
+            raise self._aborted or ApiError(503, "The request was aborted by the server.", "service_unavailable_error")
         self.latest[number] = output
         return output
 

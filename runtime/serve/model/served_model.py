@@ -29,10 +29,10 @@ from .choosing import chosen
 from .observer import Observer
 
 
-class Closing(Protocol):
+class Aborted(Protocol):
     """A request that can be aborted."""
 
-    def close(self) -> None: ...
+    def abort(self, why: ApiError) -> None: ...
 
 
 @dataclass
@@ -67,7 +67,7 @@ class ServedModel:
     adapter: str | None = None
     base: ServedModel | None = None
     in_use: int = 0
-    running: set[Closing] = field(default_factory=set)
+    running: set[Aborted] = field(default_factory=set)
     _defaults: Mapping[str, float] = field(default_factory=dict)
     _compiles: threading.Lock = field(default_factory=threading.Lock)
     _compiler: Compiler | None = None
@@ -170,10 +170,10 @@ class ServedModel:
                 self._compiler = Compiler(self._needed_tokenizer(), self.engine.model.spec.vocabulary, self.engine.ends)
         return self._compiler.compile(grammar, after)
 
-    def abort_all(self) -> None:
-        """Abort the requests that are being served by it."""
+    def abort_all(self, why: ApiError) -> None:
+        """Abort the requests that are being served by it, which are answered with an error."""
         for running in list(self.running):
-            running.close()
+            running.abort(why)
 
     @property
     def is_alive(self) -> bool:

@@ -33,7 +33,7 @@ function number(text) {
   return Number(text.replace(/^([+-]?)Inf$/, "$1Infinity"));
 }
 
-/** By model: running, waiting, cache, prompt, generated, and as maps from bounds to counts: first, between. */
+/** By model, summed over replicas: running, waiting, cache, prompt, generated, and as maps from bounds to counts: first, between. */
 export function figures(samples) {
   const models = new Map();
   const known = samples.find(({ name }) => name.endsWith(RUNNING));
@@ -45,9 +45,15 @@ export function figures(samples) {
     const model = labels.model_name ?? "";
     if (!models.has(model)) models.set(model, { first: new Map(), between: new Map() });
     const found = models.get(model);
-    if (Object.hasOwn(NUMBERS, short)) found[NUMBERS[short]] = value;
-    if (Object.hasOwn(HISTOGRAMS, short)) found[HISTOGRAMS[short]].set(number(labels.le), value);
+    if (Object.hasOwn(NUMBERS, short)) found[NUMBERS[short]] = (found[NUMBERS[short]] ?? 0) + value;
+    if (Object.hasOwn(HISTOGRAMS, short)) {
+      const counts = found[HISTOGRAMS[short]];
+      counts.set(number(labels.le), (counts.get(number(labels.le)) ?? 0) + value);
+    }
+    if (NUMBERS[short] === "cache") found.replicas = (found.replicas ?? 0) + 1;
   }
+  // A share is the mean of the replicas'.
+  for (const found of models.values()) if (found.replicas > 1) found.cache /= found.replicas;
   return models;
 }
 

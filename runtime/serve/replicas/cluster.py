@@ -24,6 +24,7 @@ _LOG = logging.getLogger("smelt.serve")
 # The least that Ray takes; requests are small.
 _STORE_BYTES = 80 << 20
 _VIRTUAL_NODES = 100
+_HEALTH_SECONDS = 2.0
 _END_SECONDS = 15.0
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 
@@ -40,7 +41,10 @@ def replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> Iterator[Fr
     Raises:
         RuntimeProblem: Ray Serve is not installed, the cluster does not answer, or the replicas cannot start.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before it is imported
+    # Before it is imported. Some of its ports listen on all interfaces, so that what comes needs this cluster's token.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not os.environ.get("RAY_ADDRESS"):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray  # pyright: ignore[reportMissingImports]
         from ray import serve  # pyright: ignore[reportMissingImports]
@@ -80,6 +84,7 @@ def replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> Iterator[Fr
             num_replicas=count,
             max_ongoing_requests=config.max_requests,
             graceful_shutdown_timeout_s=config.drain_seconds,
+            health_check_period_s=_HEALTH_SECONDS,
             ray_actor_options=_resources(plan.engine, processors),
             request_router_config=RequestRouterConfig(
                 request_router_class=_ROUTER,  # pyright: ignore[reportArgumentType] - Ray's validator takes a name
@@ -92,7 +97,7 @@ def replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> Iterator[Fr
             )
         except Exception as error:
             raise RuntimeProblem(f"the replicas cannot start: {_reason(serve, name, error)}") from None
-        yield Front(handle, latest, config)
+        yield Front(handle, latest, config, count)
         has_failed = False
     finally:
         _end(ray, serve, None if is_local else name, config.drain_seconds + _END_SECONDS, 1 if has_failed else 0)

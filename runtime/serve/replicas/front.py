@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,17 +13,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..http.config import ServerConfig
-from ..http.errors import ApiError
+from ..http.errors import ApiError, stopping
 from ..http.gate import RequestGate
 from ..http.middleware import add_guards, body_of
 from ..http.sse import DONE, event
 from .merged_metrics import merged
-from .replica import HttpRequest
+from .replica import LOGGED, HttpRequest
 from .session import HEADER, session_key
 
 _LOG = logging.getLogger("smelt.serve")
 # A request that kills replicas must not reach all of them.
 _ATTEMPTS = 2
+_FULL = 429
+# A session's requests that its replica has beyond its even share of all, before others go anywhere.
+_OVER_SHARE = 4
 _EVENTS = b"text/event-stream"
 _IDS = (b"x-request-id", b"request-id")
 # The front has checked the keys.
@@ -36,17 +40,21 @@ class Front:
         replicas: a Ray Serve handle of their deployment.
         latest: has their metrics; an actor's handle.
         config: the options.
+        count: how many replicas there are.
 
     Attributes:
         gate: who is let in.
         app: for an ASGI server.
     """
 
-    def __init__(self, replicas: Any, latest: Any, config: ServerConfig) -> None:
+    def __init__(self, replicas: Any, latest: Any, config: ServerConfig, count: int) -> None:
         self.config = config
         self.gate = RequestGate(config.max_requests)
         self._replicas = replicas.options(method_name="asgi", stream=True)
         self._latest = latest
+        self._count = count
+        self._of_session = Counter[str]()
+        self._exchanges = set[_Exchange]()
         self.app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         self._add_status()
         self.app.mount("/", self._forward)
@@ -67,7 +75,19 @@ class Front:
 
         @self.app.get("/metrics")
         async def metrics() -> Response:
-            return Response(merged(await self._pages() or {}), media_type="text/plain; version=0.0.4; charset=utf-8")
+            page = merged(await self._pages() or {}) + self._refusals()
+            return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _refusals(self) -> bytes:
+        """What was not let in here, which no replica knows of."""
+        name = f"{self.config.metrics_prefix}_front_rejections_total"
+        about = "Requests that were refused before they reached a replica."
+        return f"# HELP {name} {about}\n# TYPE {name} counter\n{name} {self.gate.refused}.0\n".encode()
+
+    def give_up(self) -> None:
+        """Break off the requests that have not been answered."""
+        for exchange in list(self._exchanges):
+            exchange.give_up()
 
     async def _pages(self) -> dict[str, str] | None:
         """Each replica's metrics; None while what collects them is started again."""
@@ -98,24 +118,47 @@ class Front:
             headers = [pair for pair in request.scope["headers"] if pair[0] not in _NOT_SENT]
             headers.append((b"x-request-id", name.encode()))
             sent = HttpRequest(request.method, request.scope["path"], request.scope["query_string"], headers, body)
-            key = session_key(dict(headers).get(HEADER), body) if is_work else None
-            await _Exchange(self._replicas, sent, key, name, send, request.receive).run()
+            key = self._affine(session_key(dict(headers).get(HEADER), body) if is_work else None)
+            exchange = _Exchange(self._replicas, sent, key, name, send, request)
+            self._exchanges.add(exchange)
+            self._of_session[key or ""] += 1
+            try:
+                await exchange.run()
+            finally:
+                self._exchanges.discard(exchange)
+                self._of_session[key or ""] -= 1
+                if not self._of_session[key or ""]:
+                    del self._of_session[key or ""]
         finally:
             if entered is not None:
                 entered.close()
+
+    def _affine(self, key: str | None) -> str | None:
+        """The session that decides a request's replica; None if its replica has more than its share of the work by this session alone."""
+        if key is None or self._of_session[key] < self.gate.inside / self._count + _OVER_SHARE:
+            return key
+        return None
+
+
+class _Full(Exception):  # noqa: N818 - no failure: another replica may have room
+    """A replica takes no more requests."""
 
 
 class _Exchange:
     """One request's way to a replica and back."""
 
     def __init__(
-        self, replicas: Any, request: HttpRequest, key: str | None, name: str, send: Send, receive: Receive
+        self, replicas: Any, request: HttpRequest, key: str | None, name: str, send: Send, asked: Request
     ) -> None:
+        self._any = replicas
         self._replicas = replicas if key is None else replicas.options(session_id=key)
         self._request = request
         self._name = name
         self._send = send
-        self._receive = receive
+        self._asked = asked
+        self._given_up = asyncio.Event()
+        # Of a full replica the request may go to another one, once.
+        self._insists = False
         self._streams = False
         self._begun = False
 
@@ -123,18 +166,26 @@ class _Exchange:
         """Send what a replica answers; if it dies before it has answered, what another does."""
         work = asyncio.ensure_future(self._work())
         gone = asyncio.ensure_future(self._gone())
+        given_up = asyncio.ensure_future(self._given_up.wait())
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, gone, given_up}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
         finally:
             gone.cancel()
+            given_up.cancel()
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work})
+        if given_up.done() and not given_up.cancelled() and not work.done() | work.cancelled():
+            await self._break_off(stopping())
+
+    def give_up(self) -> None:
+        """The server stops."""
+        self._given_up.set()
 
     async def _gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self._asked.receive())["type"] != "http.disconnect":
             pass
 
     async def _work(self) -> None:
@@ -142,12 +193,23 @@ class _Exchange:
 
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                await self._once()
+                try:
+                    await self._once()
+                except _Full:
+                    self._replicas = self._any
+                    await self._once()
                 return
             except RayActorError:
                 _LOG.warning("request %s: its replica has died, attempt %d of %d", self._name, attempt, _ATTEMPTS)
                 if self._begun:
-                    await self._break_off()
+                    await self._break_off(
+                        ApiError(
+                            502,
+                            "The replica that answered this request has died; send it again.",
+                            "server_error",
+                            "replica_died",
+                        )
+                    )
                     return
         raise ApiError(
             503, "The replicas that got this request died; send it again later.", "service_unavailable_error",
@@ -159,8 +221,14 @@ class _Exchange:
         start = None
         try:
             async for message in messages:
+                if message["type"] == LOGGED:
+                    self._asked.scope["state"]["answered"] = message["fields"]
+                    continue
                 if message["type"] == "http.response.start":
                     start = message
+                    if message["status"] == _FULL and not self._insists:
+                        self._insists = True
+                        raise _Full
                     continue
                 if start is not None:
                     # Only now, so that another replica can answer if this one dies in between.
@@ -178,13 +246,12 @@ class _Exchange:
         # The guard in front writes these.
         return {**message, "headers": [pair for pair in headers if pair[0] not in _IDS]}
 
-    async def _break_off(self) -> None:
+    async def _break_off(self, problem: ApiError) -> None:
         """Say in the stream that the rest will not come. A whole answer is cut short, which clients see by its length."""
+        if not self._begun:
+            raise problem
         if not self._streams:
-            raise ConnectionResetError("the replica has died")
-        problem = ApiError(
-            502, "The replica that answered this request has died; send it again.", "server_error", "replica_died"
-        )
+            raise ConnectionResetError(str(problem))
         path = self._request.path
         named = path.startswith("/v1/messages")
         last = event(body_of(problem, path, self._name), "error" if named else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import threading
 import time
@@ -17,6 +18,7 @@ from starlette.types import Message
 from ...engine.setup.config import EngineConfig
 from ..app import Server
 from ..http.config import ServerConfig
+from ..http.log import answered
 from ..model.answer_format import AnswerOptions
 from ..model.loader import ModelLoader, load_all
 from ..model.models import ServedModels
@@ -27,6 +29,8 @@ _PUSH_SECONDS = 1.0
 # What is sent and not read yet: a replica goes on meanwhile, and merges what comes.
 _MESSAGES_AHEAD = 4
 _REPLICA = b"x-smelt-replica"
+# The last message of an answer: what the front logs of it.
+LOGGED = "smelt.logged"
 
 
 @dataclass(frozen=True)
@@ -89,14 +93,20 @@ class EngineReplica:
             except Exception:  # the next one may succeed
                 _LOG.exception("metrics were not sent")
             time.sleep(_PUSH_SECONDS)
+            if not self._is_alive:
+                _end()
 
     def check_health(self) -> None:
         """Raise if it can serve no more: Ray then replaces it."""
-        if not all(model.is_alive for model in self._server.models):
-            raise RuntimeError("the engine's thread has ended")
+        if not self._is_alive:
+            raise RuntimeError("the engine has ended")
+
+    @property
+    def _is_alive(self) -> bool:
+        return all(model.is_alive for model in self._server.models)
 
     async def asgi(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
-        """Answer a request: messages of ASGI. Its client has gone if this is closed or cancelled."""
+        """Answer a request: messages of ASGI, and what is logged of it. Its client has gone if this is closed or cancelled."""
         has_gone = asyncio.Event()
         messages: asyncio.Queue[Message] = asyncio.Queue(_MESSAGES_AHEAD)
         body = [request.body]
@@ -127,14 +137,24 @@ class EngineReplica:
             while True:
                 message = await _next(messages, work)
                 if message["type"] == "http.response.start":
+                    if message["status"] >= 500 and not self._is_alive:
+                        _end()
                     message["headers"] = [*message["headers"], (_REPLICA, self._name.encode())]
                 yield dict(message)
                 if message["type"] == "http.response.body" and not message.get("more_body", False):
+                    yield {"type": LOGGED, "fields": answered(scope["state"])}
                     return
         finally:
             has_gone.set()
             if not work.done():
                 work.cancel()
+
+
+def _end() -> None:
+    """End this process, whose engine cannot work any more: requests without an answer then go to another replica, and Ray starts a new one."""
+    _LOG.error("the engine has ended, and this replica with it")
+    logging.shutdown()
+    os._exit(1)
 
 
 async def _next(messages: asyncio.Queue[Message], work: asyncio.Future[None]) -> Message:

@@ -31,6 +31,44 @@ def test_running_requests_end_after_sigterm_and_new_ones_are_refused() -> None:
         assert process.wait(20) == 0
 
 
+def test_what_has_not_ended_in_time_after_sigterm_is_answered_with_an_error() -> None:
+    """In the API's form, as a stream's last event, and without a traceback."""
+    many = {**LONG, "max_tokens": 900, "n": 16}
+    with started("--drain-seconds", "0.2", "--max-num-seqs", "64") as (process, url):
+        whole: list[httpx2.Response] = []
+        events: list[str] = []
+
+        def stream() -> None:
+            with httpx2.stream("POST", f"{url}/v1/completions", json={**many, "stream": True}, timeout=60) as response:
+                events.extend(response.iter_lines())
+
+        threads = [
+            threading.Thread(target=lambda: whole.append(httpx2.post(f"{url}/v1/completions", json=many, timeout=60))),
+            threading.Thread(target=stream),
+        ]
+        for thread in threads:
+            thread.start()
+        while not events or httpx2.get(f"{url}/load").json()["server_load"] < 2:
+            pass
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        assert process.wait(20) == 0
+    assert whole[0].status_code == 503
+    assert "did not finish this request" in whole[0].json()["error"]["message"]
+    said = [event for event in events if event]
+    assert "did not finish this request" in said[-2]
+    assert said[-1] == "data: [DONE]"
+
+
+def test_keys_of_the_variable_may_have_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMELT_API_KEY", "correct horse\nbattery")
+    with started() as (_, url):
+        for key, status in (("correct horse", 200), ("battery", 200), ("correct", 401), ("horse", 401)):
+            got = httpx2.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+            assert got.status_code == status, key
+
+
 @pytest.mark.slow
 def test_a_killed_server_is_started_again_and_serves() -> None:
     for _ in range(2):

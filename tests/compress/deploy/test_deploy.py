@@ -123,6 +123,26 @@ def test_rays_configuration_is_ray_serves(w4: Path) -> None:
     schema.ServeDeploySchema.model_validate(found)
 
 
+def test_a_hubs_cache_is_mounted_with_what_its_links_lead_to(w4: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "models--Acme--Tiny-6M"
+    snapshot = repository / "snapshots" / ("1" * 40)
+    shutil.copytree(w4, repository / "blobs")
+    snapshot.mkdir(parents=True)
+    for file in (repository / "blobs").iterdir():
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    found = yaml.safe_load(text(snapshot, "--engine", "vllm", "--form", "compose"))["services"]["vllm"]
+    (volume,) = found["volumes"]
+    assert volume["source"] == str(repository)
+    within = Path(found["command"][0]).relative_to(volume["target"])
+    assert (repository / within / "config.json").resolve().is_relative_to(repository)
+
+
+def test_a_length_beyond_the_models_positions_is_refused(w4: Path) -> None:
+    done = deploy(w4, "--engine", "vllm", "--max-model-len", "100000")
+    assert done.exit_code == 1
+    assert "--max-model-len is 100000, and the model has" in done.output
+
+
 def test_llm_ds_manifests(w4: Path) -> None:
     deployment, pool, route = yaml.safe_load_all(text(w4, "--engine", "llm-d", "--replicas", "3", "--claim", "mine"))
     pod = deployment["spec"]["template"]
@@ -130,7 +150,7 @@ def test_llm_ds_manifests(w4: Path) -> None:
     assert pool["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     assert deployment["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     (container,) = pod["spec"]["containers"]
-    assert container["args"][0] == "/model-cache/checkpoint"
+    assert container["args"][0] == "/model-cache/my-qwen"
     assert {"containerPort": 8000, "name": "modelserver"} in container["ports"]
     assert pool["spec"]["targetPorts"] == [{"number": 8000}]
     assert pod["spec"]["volumes"][1]["persistentVolumeClaim"]["claimName"] == "mine"

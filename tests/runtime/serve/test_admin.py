@@ -119,7 +119,18 @@ def test_what_takes_too_long_after_unloading_is_aborted() -> None:
         thread.join(60)
         assert answers[0].status_code == 503
         assert "unloads its model" in answers[0].json()["error"]["message"]
-        assert post(server, "/v1/completions", ASK).status_code == 404  # none is left
+        assert post(server, "/v1/completions", ASK).status_code == 503  # none is left
+        said = post(server, "/v1/completions", ASK).json()["error"]["message"]
+        assert "The default model, base, is not loaded" in said
+
+
+def test_a_default_model_stays_the_default_while_it_is_not_loaded(fresh: Serving) -> None:
+    assert post(fresh, "/models/load", {"model": "other", "path": str(SMELT_6M)}).status_code == 200
+    assert post(fresh, "/models/unload", {"model": "base"}).status_code == 200
+    assert post(fresh, "/v1/completions", ASK).status_code == 503
+    assert post(fresh, "/v1/completions", {**ASK, "model": "other"}).status_code == 200
+    assert post(fresh, "/models/load", {"model": "base"}).status_code == 200
+    assert post(fresh, "/v1/completions", ASK).json()["model"] == "base"
 
 
 def test_an_adapter_is_a_model_beside_its_base(fresh: Serving, adapter: Path) -> None:

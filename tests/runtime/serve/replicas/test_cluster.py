@@ -69,6 +69,19 @@ def test_sessions_keep_their_replica_and_its_prefix(url: str) -> None:
     assert len(named) == 1
 
 
+def test_a_beginning_that_all_share_does_not_fill_one_replica(url: str) -> None:
+    story = "Answer the question. " * 20
+    answers: list[httpx2.Response] = []
+    threads = [
+        threading.Thread(target=lambda n=n: answers.append(ask(url, f"{story}{n}", max_tokens=60))) for n in range(32)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({answer.headers[REPLICA] for answer in answers}) == 2
+
+
 def test_answers_and_errors_are_those_of_one_server(url: str) -> None:
     assert [each["id"] for each in httpx2.get(f"{url}/v1/models").json()["data"]] == ["smelt-6m"]
     wrong = ask(url, "a", wrong=1)
@@ -158,6 +171,8 @@ def test_replicas_of_two_ranks_are_replaced_if_a_rank_is_lost() -> None:
         ranks = [rank for replica in replica_processes() for rank in _children(replica)]
         assert len(ranks) == 2
         os.kill(ranks[0], signal.SIGKILL)
+        # The replica without it answers nothing: each request goes to the other one.
+        assert {ask(address, "The river", session=f"{number}").status_code for number in range(8)} == {200}
         ends = time.monotonic() + 120
         while len(now := {rank for replica in replica_processes() for rank in _children(replica)} - set(ranks)) < 1:
             assert time.monotonic() < ends, "no new replica"

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from smelt.runtime.engine.setup.config import EngineConfig
 from smelt.runtime.serve.http.config import ServerConfig
 from smelt.runtime.serve.replicas.merged_metrics import merged
-from smelt.runtime.serve.replicas.replica import EngineReplica, HttpRequest, ReplicaPlan
+from smelt.runtime.serve.replicas.replica import LOGGED, EngineReplica, HttpRequest, ReplicaPlan
 
 from ....tiny import SMELT_6M
 
@@ -31,7 +31,10 @@ def asked(**changes: Any) -> HttpRequest:
 
 
 async def answer(replica: EngineReplica, request: HttpRequest) -> tuple[int, bytes]:
-    messages = [message async for message in replica.asgi(request)]
+    *messages, last = [message async for message in replica.asgi(request)]
+    assert last["type"] == LOGGED
+    if messages[0]["status"] == 200:
+        assert (last["fields"]["model"], last["fields"]["completion_tokens"]) == ("smelt-6m", 6)
     return messages[0]["status"], b"".join(message["body"] for message in messages[1:])
 
 
