@@ -69,7 +69,7 @@ UNWRITTEN = (
 
 def why_unsupported(name: str) -> str | None:
     """For a preset of compressed-tensors that Smelt does not write: the reason. Otherwise None."""
-    return "neither transformers nor Smelt's runtime is known to load it" if name.upper() in UNWRITTEN else None
+    return "Smelt does not write it" if name.upper() in UNWRITTEN else None
 
 
 def check(name: str, group_size: int | None = None, inputs: str | None = None) -> None:

@@ -17,6 +17,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 _received = threading.Event()
 _continues = threading.Event()
@@ -83,29 +84,31 @@ def raise_lost_interrupt() -> None:
 
 @contextlib.contextmanager
 def waiting_interrupts() -> Iterator[None]:
-    """Within it an interrupt waits for the end, so that nothing is left half-done; a second one does not.
+    """Within it an interrupt or a termination waits for the end, so that nothing is left half-done; a second one does not.
 
-    Only in the main thread, and only where interrupts are heard.
+    Only in the main thread, and only where they are heard.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came = 0
+    known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {number: handler for number, handler in known.items() if callable(handler)}
+    came: list[int] = []
 
     def hear(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came += 1
-        if came > 1:
-            before(number, frame)
+        came.append(number)
+        if len(came) > 1:
+            before[number](number, frame)
 
-    signal.signal(signal.SIGINT, hear)
+    for number in before:
+        signal.signal(number, hear)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if came == 1:
-            before(signal.SIGINT, None)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if len(came) == 1:
+            before[came[0]](came[0], None)
 
 
 def end_without_a_word() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -70,8 +71,10 @@ def distill(
             " (docs/training.md)"
         )
     if head:
-        if blocks is not None or processes > 1:
-            raise SmeltError("--head is one layer, trained in one process; leave --blocks and --processes out")
+        if blocks is not None or processes > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise SmeltError(
+                "--head is one layer, trained in one process; leave --blocks and --processes out, and any launcher"
+            )
         request = _head_request(model, tokens, data, learning_rate, output, device)
         request = replace(
             request, vocabulary=draft_vocabulary, scheme=scheme, device=device, trust_remote_code=trust_remote_code

@@ -21,7 +21,7 @@ from ...system.hardware.machine import available_memory, human_bytes
 from ...system.hardware.resources import release_freed_memory
 from ...system.progress import Progress
 from ..verification.claims import LogitsClaim
-from ..verification.logits import logits_claim
+from ..verification.logits import logits_claim, rounding_by_token
 from .lockstep import Lockstep
 
 _WINDOWS = 2
@@ -112,6 +112,11 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
     release_freed_memory()
     found, expected = _both(checkpoint, compressed, ours, tokens, arguments, trust=model.directory.trust_remote_code)
     release_freed_memory()
+    if not (torch.isfinite(expected).all() and expected.abs().max() > 0):
+        raise SmeltError(
+            f"{checkpoint}: the model itself computes logits that are {'all zero' if torch.isfinite(expected).all() else 'not finite'};"
+            " nothing was published. If it was trained, train it again with a lower learning_rate; otherwise look at the steps before"
+        )
     difference = ((found.float() - expected.float()).abs().max() / expected.float().abs().max()).item()
     if not difference <= allowed:
         raise SmeltError(
@@ -176,7 +181,10 @@ def _both(
                 **arguments,
                 experts_implementation="eager",  # sums experts in our order, so that no token's routing changes
             ).eval()
-            both = Lockstep(checkpoint, loaded, compressed, ours).logits(tokens)
+            # What routers return would be looked for in blocks, which are stepped through one by one.
+            loaded.config.output_router_logits = False  # pyright: ignore[reportAttributeAccessIssue]
+            with rounding_by_token():
+                both = Lockstep(checkpoint, loaded, compressed, ours).logits(tokens)
             nn.Module.to(loaded, "meta")  # it has reference cycles, so its weights would linger
             return both
     except SmeltError:

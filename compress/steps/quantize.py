@@ -105,7 +105,7 @@ class PreparedQuantize(PreparedStep):
         problems = self._assignment.problems(self._working)
         if settings.train is not None:
             problems += training_problems(settings.train, self.model, f"{where}.train")
-        raise_problems(problems + self._embedding_problems() + self._cache_problems())
+        raise_problems(problems + self._expert_problems() + self._embedding_problems() + self._cache_problems())
         self._chosen = self._assignment.of(self._working)
         wanted = settings.kv_cache
         self._cache = None if wanted is None else cache_args(wanted.dtype, wanted.scales, head_width(self.model.config))
@@ -113,6 +113,17 @@ class PreparedQuantize(PreparedStep):
         self.learns_from_original = settings.train is not None and settings.train.learns_from_original
         self.output = self.model  # of the same shapes; no step may follow, which was checked before
         self.stored = StoragePlan(self._working, self._may_store(), settings.embeddings is not None, self._cache)
+
+    def _expert_problems(self) -> list[Problem]:
+        """Experts that would be written as they are, where transformers looks for quantized ones."""
+        return [
+            Problem(
+                self._where,
+                f"{path} has experts in a layout that Smelt does not know, without which no program loads a quantized checkpoint of this"
+                f" model ({type(self.model.skeleton.model).__name__}); it cannot be quantized",
+            )
+            for path in list(self.model.skeleton.fused_experts)[:1]
+        ]
 
     def _changed(self, seed: int = 0, context: RunContext | None = None) -> OpenModel:
         """The model with the weights to quantize, computing the same: transforms change some, and lm_head is untied."""

@@ -49,7 +49,8 @@ def head_windows(
         SmeltError: the text is too short.
     """
     text, longest = settings.data.text(), settings.data.prompt
-    wanted = max(settings.batch, -(-settings.steps * settings.batch // _READ))
+    # At least twenty, of which one is held out.
+    wanted = max(settings.batch, -(-settings.steps * settings.batch // _READ), 20)
     begins = training_windows(text, tokenizer, longest, wanted, journal / "beginnings.bin", progress)
     if begins.count < settings.batch or begins.kept == 0:
         raise SmeltError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...system.errors import SmeltError
 from ...system.storage.files import write_text
 from ..training.trainer import StepMetrics
 
@@ -34,6 +36,7 @@ class TrainingLog:
         self._events, self._steps = directory / "tensorboard" / name, steps
         self._written, self._taken, self._logged = 0.0, 0.0, 0
         self._writer: Any = None
+        self._failed = False
         self._begun = (time.monotonic(), 0)
 
     def on_step(self, metrics: list[StepMetrics]) -> None:
@@ -49,8 +52,13 @@ class TrainingLog:
         """Write the current table."""
         begun = time.monotonic()
         if metrics:
-            write_text(self._table, table(metrics))
-            self._write_tensorboard(metrics)
+            try:
+                write_text(self._table, table(metrics))
+                self._write_tensorboard(metrics)
+            except (OSError, SmeltError) as error:  # a snapshot says whether the training can go on
+                if not self._failed:
+                    print(f"smelt: the training's log is not written ({error})", file=sys.stderr)
+                self._failed = True
         self._written = time.monotonic()
         self._taken = self._written - begun
 

@@ -131,8 +131,9 @@ def failed(error: TrainingError, place: TrainingPlace, spread: Sharding) -> Smel
     whose = f"-process-{spread.rank}" if spread.rank else ""
     kept_at = place.log / f"failed-batch-{place.name}{whose}.safetensors"
     save_tensors(kept_at, {"tokens": error.batch.tokens.cpu().contiguous()})
+    part = "" if spread.count == 1 else ", the first process' part,"
     return SmeltError(
-        f"training failed at {error}; its batch is saved in {kept_at}; start over with --fresh and a lower"
+        f"training failed at {error}; its batch{part} is saved in {kept_at}; start over with --fresh and a lower"
         " learning_rate, with clip or with skip_spikes"
     )
 

@@ -266,11 +266,20 @@ def _matched(
     return found
 
 
+# Nats a token: beyond what a model that knows nothing of its vocabulary has by far.
+_DIVERGED = 100.0
+
+
 def _sentence(settings: Training, windows: WindowsFile, trainer: Trainer) -> str:
     last = trainer.metrics[-1]
     epochs = last.tokens / (settings.length * windows.count)
     sentence = f"trained on {last.tokens:,} tokens of {settings.data.text().label} ({epochs:.3g} times {windows.count} windows)"
     before, after = trainer.started or {}, last.held_out or {}
+    if not after.get(TEXT, 0.0) < _DIVERGED:
+        raise SmeltError(
+            f"training diverged: its loss on held-out text is {after[TEXT]:.4g} at the end"
+            f"{f', and was {before[TEXT]:.4g} before' if TEXT in before else ''}; start over with --fresh and a lower learning_rate, or with clip"
+        )
     if DIVERGENCE in before and DIVERGENCE in after:
         sentence += (
             f"; on held-out text, {settings.loss.method} from the teacher went from {before[DIVERGENCE]:.3f} to"

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ...system.interrupts import waiting_interrupts
 from .batches import TrainingBatch
 from .optimizer import MasterAdamW, Rows, Saved
 from .schedule import rate_at
@@ -163,7 +164,7 @@ class Trainer:
         measures = max(0, settings.measures - 1)
         self._measured = {settings.steps * i // measures for i in range(measures + 1)} if measures else set()
         self.started: dict[str, float] | None = None  # held-out losses before the first step
-        self._between_steps = True  # whether weights and moments belong to the same step
+        self._begun = time.monotonic()
 
     def run(self) -> dict[str, Tensor]:
         """Train to the end. The model then has the resulting weights: the last ones, or their average.
@@ -180,16 +181,16 @@ class Trainer:
         elif self._measured:
             self.started = self._learner.held_out()
         done = len(self.metrics)
-        begun, saved, taken = time.monotonic(), time.monotonic(), 0.0
+        saved, taken = time.monotonic(), 0.0
+        self._begun = saved - (self.metrics[-1].seconds if self.metrics else 0.0)
         # A snapshot needs all processes, which an interrupt may find at different points.
         alone = self._spread.count == 1
-        earlier = self.metrics[-1].seconds if self.metrics else 0.0
         try:
+            self._measure()
             for step in self._watch.track(range(len(self.metrics), self._settings.steps)):
-                self._between_steps = False
-                self.metrics.append(self._step(step, earlier + time.monotonic() - begun))
+                self._step(step)
+                self._measure()
                 self._watch.on_step(self.metrics)
-                self._between_steps = True
                 now = time.monotonic()
                 due = self._spread.rank == 0 and now - saved > max(_SNAPSHOT_SECONDS, taken / _SNAPSHOT_SHARE)
                 if self._spread.sums([due])[0]:  # the first process's clock decides
@@ -197,7 +198,7 @@ class Trainer:
                     saved = time.monotonic()
                     taken = saved - now
         except KeyboardInterrupt:
-            if self._between_steps and alone:
+            if alone and len(self.metrics) > done:
                 self._optimizer.forget()
                 self._snapshot()
             raise
@@ -209,7 +210,16 @@ class Trainer:
                 self.metrics[-1] = replace(self.metrics[-1], held_out=self._learner.held_out())
         return {name: each.detach() for name, each in self._optimizer.masters.items()}
 
-    def _step(self, step: int, seconds: float) -> StepMetrics:
+    def _measure(self) -> None:
+        """The held-out loss after the last step, if it is wanted and not known, as after an interrupt."""
+        if not self.metrics:
+            return
+        last = self.metrics[-1]
+        at_end = self._average and last.step == self._settings.steps  # of the average, later
+        if last.step in self._measured and last.held_out is None and not at_end:
+            self.metrics[-1] = replace(last, held_out=self._learner.held_out(), seconds=time.monotonic() - self._begun)
+
+    def _step(self, step: int) -> None:
         settings, batch = self._settings, self._batch_at(step)
         counted = float(batch.tokens.numel() if batch.counted is None else batch.counted.sum())
         count, numel = self._spread.sums([counted, batch.tokens.numel()])
@@ -229,18 +239,19 @@ class Trainer:
         if not math.isfinite(loss) or (not math.isfinite(norm) and settings.spike is None):
             raise TrainingError(f"step {step + 1}: the loss is {loss:g} and its gradient {norm:g}", batch)
         skipped = self._is_spike(norm)
+        read = (self.metrics[-1].tokens if self.metrics else 0) + round(numel)
         if skipped:
             self._optimizer.forget()
             if all(each.skipped for each in self.metrics[-_SKIPPED_IN_A_ROW:]) and step >= _SKIPPED_IN_A_ROW:
                 text = f"step {step + 1}: {_SKIPPED_IN_A_ROW} steps in a row were gradient spikes"
                 raise TrainingError(text, batch)
-        else:
-            self._optimizer.step(rate)
-            self._follow()
-        measured = step + 1 in self._measured and not (self._average and step + 1 == settings.steps)
-        held_out = self._learner.held_out() if measured else None
-        read = (self.metrics[-1].tokens if self.metrics else 0) + round(numel)
-        return StepMetrics(step + 1, read, loss, parts, rate, norm, seconds, skipped, held_out)
+        # Weights, moments and metrics are of one step, whenever an interrupt comes.
+        with waiting_interrupts():
+            if not skipped:
+                self._optimizer.step(rate)
+                self._follow()
+            seconds = time.monotonic() - self._begun
+            self.metrics.append(StepMetrics(step + 1, read, loss, parts, rate, norm, seconds, skipped))
 
     def _is_spike(self, norm: float) -> bool:
         if self._settings.spike is None:

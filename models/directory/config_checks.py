@@ -32,6 +32,8 @@ def raw_problem(data: Mapping[str, Any]) -> str | None:
     """What is wrong with a ``config.json``, as a sentence; None if nothing can be found without building its model."""
     for name, (least, most) in _COUNTS.items():
         value = data.get(name)
+        if name == "sliding_window" and value == 0 and data.get("use_sliding_window") is False:
+            continue  # as transformers writes Qwen2-MoE's
         if value is not None and not (type(value) is int and least <= value <= most):
             return f"{name} is {_shown(value)}; it must be a number from {least} to {most:,}"
     heads, shared = (data.get(name) for name in ("num_attention_heads", "num_key_value_heads"))

@@ -41,6 +41,9 @@ class Skeleton:
     def build(cls, config: PretrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Skeleton:
         """Build the modules that ``config`` describes; parameters take no memory."""
         config.use_cache = False
+        # What routers return, for a loss in training, a model looks for in its blocks, which are not there.
+        if getattr(config, "output_router_logits", False):
+            config.output_router_logits = False
         model, fused = empty_model(config, dtype, trust_remote_code=trust_remote_code)
         model.eval().requires_grad_(False)
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()

@@ -165,6 +165,8 @@ class Assignment:
         problems = []
         for field, patterns in fields:
             for pattern in patterns:
+                if field == "ignore" and _matches_other(pattern, model):
+                    continue
                 if not any(named(facts, [pattern], model) for facts in everything):
                     hint = nearest_name(pattern, [facts.name for facts in everything])
                     problems.append(
@@ -264,6 +266,14 @@ def alike(treatments: Mapping[str, Treatment]) -> list[list[str]]:
         else:
             found.append((treatment, [name]))
     return [names for _, names in found]
+
+
+def _matches_other(pattern: str, model: OpenModel) -> bool:
+    """Whether a pattern names a module that is no linear to quantize, as recipes of other tools name routers."""
+    names = (name for name, _ in model.skeleton.model.named_modules())
+    if pattern.startswith("re:"):
+        return any(re.match(pattern[3:], name) for name in names)
+    return pattern in names
 
 
 def named(facts: LinearFacts, patterns: list[str], model: OpenModel) -> bool:

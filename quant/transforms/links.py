@@ -177,6 +177,8 @@ def norm_offset(norm: nn.Module, width: int) -> float | None:
         for value in (0.0, 1.0):
             weight.data.fill_(value)
             outputs.append(norm(rows))
+    except TypeError:  # it takes more than its inputs, such as a gate
+        return None
     finally:
         weight.data.copy_(kept)
     bias = getattr(norm, "bias", None)

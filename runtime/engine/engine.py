@@ -17,6 +17,7 @@ from torch import Tensor
 from ...models.directory.find import find_checkpoint
 from ...models.structure.lora import Adapter
 from ...system.errors import RuntimeProblem, nearest_name
+from ...system.hardware.primitive_caches import limit_primitive_caches
 from ...system.interrupts import waiting_interrupts
 from ...system.progress import Log
 from ..blocks.block_cache import BlockCache
@@ -91,6 +92,7 @@ class Engine:
         **options: Any,
     ) -> None:
         self.config = config = EngineConfig.of(config, options)
+        limit_primitive_caches()
         self._log: Log = (lambda _: None) if config.quiet else _print_notice
         self._workers: Workers | None = None
         checkpoint = _found(checkpoint, trust_remote_code=config.trust_remote_code)
@@ -636,12 +638,16 @@ class Engine:
     def _end(self, request: Request, reason: str) -> None:
         self._recorder.end(request, reason)
         sink = self._sinks.get(request.id)
+        output = None if sink is None else RequestOutput.of(request)
         self._forget(request.id)
-        if sink is not None:
-            sink(RequestOutput.of(request))
+        if sink is not None and output is not None:
+            sink(output)
 
     def _forget(self, id: str) -> None:
-        self._requests.pop(id, None)
+        request = self._requests.pop(id, None)
+        if request is not None:
+            # They refer to each other, and the garbage collector, which counts objects and not bytes, would come for them much later.
+            request.sequences.clear()
         self._awaited.discard(id)
         self._sinks.pop(id, None)
 

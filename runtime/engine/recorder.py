@@ -95,7 +95,7 @@ class Recorder:
         sequence.cumulative_logprob += sampled.logprob
         if sampled.top is not None:
             sequence.logprobs.append(sampled.top)
-        count = len(sequence.generated)
+        count = len(sequence.tokens) - len(sequence.request.prompt)
         may_stop = count >= params.min_tokens
         if sequence.matcher is not None:
             sequence.matcher.accept(sampled.token)

@@ -90,6 +90,11 @@ class SamplingParams:
         return self.beam_width if self.is_beam_search else self.n
 
     @property
+    def narrows(self) -> bool:
+        """Whether unlikely tokens are left out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def is_plainly_greedy(self) -> bool:
         """Whether the most likely token is always chosen."""
         return (

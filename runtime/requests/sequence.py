@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..blocks.host_tier import SavedBlock
 from .constraint import Matcher
 from .params import SamplingParams
+from .token_counts import TokenCounts
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .noise import Noise
     from .text_stream import TextStream
 
@@ -62,6 +66,7 @@ class Sequence:
         expected: the continuation to score, for scoring requests.
         scores: of the tokens of ``expected``, as far as known.
         matcher: how far it has come in its request's constraint; None without one.
+        certain: how many of its tokens stay, while others are tried behind them; None if all do.
     """
 
     def __init__(self, request: Request, index: int, tokens: list[int], expected: list[int] | None = None) -> None:
@@ -86,6 +91,8 @@ class Sequence:
         self.text: TextStream | None = None
         constraint = request.params.constraint
         self.matcher: Matcher | None = None if constraint is None else constraint.start()
+        self.certain: int | None = None
+        self._counts: dict[int, TokenCounts] = {}
         self.expected = expected or []
         self.scores: list[TokenScore] = []
 
@@ -97,6 +104,13 @@ class Sequence:
         if self.request.params.prompt_logprobs is not None and not self.request.forked:
             return len(self.request.prompt_logprobs)
         return len(self.tokens) - 1
+
+    def counted(self, start: int) -> AbstractContextManager[tuple[np.ndarray, np.ndarray]]:
+        """Its distinct tokens from a place on, and how often each occurs; they hold within the block that it manages."""
+        if self.request.params.is_beam_search:  # beams take over others' tokens
+            return TokenCounts(self.tokens, start).counted(start)
+        found = self._counts.setdefault(start, TokenCounts(self.tokens, start))
+        return found.counted(len(self.tokens) if self.certain is None else self.certain)
 
     @property
     def generated(self) -> list[int]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT = 8  # tokens of the prompt
 _MOST_BYTES = 4  # of a character in UTF-8
+# Tokens without new text after which those before are not decoded again: no character takes so many.
+_MOST_WAITING = 32
 
 
 class TextStream:
@@ -74,7 +76,8 @@ class TextStream:
         self._tokens.append(token)
         before = self._decode(self._tokens[self._from : self._to])
         after = self._decode(self._tokens[self._from :])
-        if after.endswith(_UNFINISHED) or len(after) <= len(before):
+        waiting = len(self._tokens) - self._to
+        if (after.endswith(_UNFINISHED) or len(after) <= len(before)) and waiting < _MOST_WAITING:
             return
         piece = after[len(before) :]
         if not may_stop:
@@ -112,13 +115,13 @@ class TextStream:
 
     def _held(self) -> int:
         """How many characters at the end may be the beginning of a stop string."""
-        longest = 0
+        text, first = self._decoded, len(self._decoded)
         for stop in self._stop:
-            for size in range(min(len(stop) - 1, len(self._decoded)), longest, -1):
-                if self._decoded.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest
+            at = text.find(stop[0], max(0, len(text) - len(stop) + 1), first)
+            while at >= 0 and not stop.startswith(text[at:]):
+                at = text.find(stop[0], at + 1, first)
+            first = at if at >= 0 else first
+        return len(text) - first
 
     def _context(self, prompt: list[int]) -> list[int]:
         """The prompt's last tokens, from the beginning of a character on.

@@ -69,7 +69,7 @@ def test_shapes_that_do_not_divide_are_reported_with_a_way_out(
 
 
 def test_presets_that_are_refused_come_with_a_reason() -> None:
-    assert "is known to load it" in (why_unsupported("MXFP6A16") or "")
+    assert "Smelt does not write it" in (why_unsupported("MXFP6A16") or "")
     assert why_unsupported("W4A16") is None
     assert why_unsupported("W4A16_ASYM") is None
     assert why_unsupported("no-such-scheme") is None

@@ -314,7 +314,7 @@ class GpuExecutor(TorchExecutor):
             tokens, logprobs, _ = sample_tokens(there.index_select(0, which).float(), slot, length, self._choices)
         for i, token, logprob in zip(mine, tokens.tolist(), logprobs.tolist(), strict=True):
             count = sequences[i].request.params.logprobs
-            top = None if count is None else top_logprobs(logits[rows[i]], token, count)
+            top = None if count is None else top_logprobs(logits[rows[i]], stats.total[rows[i]], token, count)
             found[sequences[i]] = [Sampled(token, logprob, top)]
         return found
 

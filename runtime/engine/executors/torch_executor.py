@@ -228,7 +228,10 @@ def _prompt_logprobs(sequence: Sequence, logits: Tensor) -> list[TokenLogprobs]:
     prompt, count = sequence.request.prompt, sequence.request.params.prompt_logprobs
     assert count is not None
     following = prompt[sequence.first_wanted + 1 :]
-    return [top_logprobs(row, token, count) for row, token in zip(logits, following, strict=False)]
+    totals = logits.logsumexp(-1).tolist()
+    return [
+        top_logprobs(row, total, token, count) for row, total, token in zip(logits, totals, following, strict=False)
+    ]
 
 
 def _scores(

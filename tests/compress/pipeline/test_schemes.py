@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationConfig
-from smelt.compress import Recipe, SmeltError, inspect, run
+from smelt.compress import Recipe, SmeltError, inspect, run, verify
 from smelt.compress.pipeline.plan import Plan
 from smelt.quant.scheme import resolve
 from smelt.quant.scheme_names import OWN_ROUNDING, SUPPORTED
@@ -94,6 +94,26 @@ def test_a_head_whose_inputs_are_rounded(scheme: str, tiny: Callable[..., Path],
     assert before.text is not None
     assert after.text is not None
     assert before.text.perplexity != after.text.perplexity
+
+
+@pytest.mark.parametrize("scheme", ["W8A8", "FP8_DYNAMIC"])
+def test_inputs_that_a_model_flattens_are_rounded_token_by_token(
+    scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    """compressed-tensors takes one scale for all tokens of OPT's feed-forward parts, which are no fault of the checkpoint."""
+    result = run(recipe(tiny("opt"), scheme=scheme))
+    assert (result.report.candidates[0].reload or {})["through"] == "transformers"
+    found = verify(result.checkpoint, output=None, progress=False)
+    assert {each.claim: each.verdict for each in found}["the logits"] == "confirmed"
+
+
+def test_a_mixture_that_returns_its_routers_logits_is_quantized(
+    tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    """As those that were trained with a load-balancing loss do."""
+    path = tiny("mixtral", torch.bfloat16, output_router_logits=True)
+    result = run(recipe(path, group_size=32, ignore=["lm_head", "re:.*mlp.gate$"]))
+    assert json.loads((result.checkpoint / "config.json").read_text())["output_router_logits"] is True
 
 
 @pytest.mark.parametrize("ignore", ["re:.*w2", "re:.*experts.*", "re:.*experts.0.*"])

@@ -88,7 +88,7 @@ steps:
         (GOOD.replace("group_size: 64", "group_size: '64'"), "bad.yaml:4: steps.0.quantize.group_size is '64'"),
         (GOOD.replace("group_size: 64", "group_size: 0"), "group_size must be positive"),
         (GOOD.replace("W4A16", "FP8_DYNAMIC"), "FP8_DYNAMIC has no group_size"),
-        (GOOD.replace("W4A16", "MXFP6A16"), "MXFP6A16 cannot be used: neither transformers"),
+        (GOOD.replace("W4A16", "MXFP6A16"), "MXFP6A16 cannot be used: Smelt does not write it"),
         (GOOD.replace("rounding: gptq", "rounding: {method: gptq, dampening: 0.1}"), "dampening"),
         (GOOD.replace("rounding: gptq", "rounding: {method: gptq, damping: 7}"), "damping"),
         (GOOD.replace("rounding: gptq", "ignore: ['re:[']"), "not a regular expression"),

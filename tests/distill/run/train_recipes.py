@@ -10,7 +10,7 @@ from typing import Any
 
 from smelt.compress import Recipe, run
 from smelt.distill.training import trainer
-from smelt.distill.training.trainer import StepMetrics, Trainer
+from smelt.distill.training.trainer import Trainer
 
 # Changes of what recipes/accelerate/one-node.yaml makes of the environment.
 ARRANGEMENTS: dict[str, dict[str, str]] = {
@@ -25,10 +25,10 @@ def train(recipe: dict[str, Any], steps: int | None) -> None:
     step = Trainer._step
     snapshot_seconds, snapshot_share = trainer._SNAPSHOT_SECONDS, trainer._SNAPSHOT_SHARE
 
-    def stopping(self: Trainer, number: int, seconds: float) -> StepMetrics:
+    def stopping(self: Trainer, number: int) -> None:
         if number == steps:
             raise KeyboardInterrupt
-        return step(self, number, seconds)
+        step(self, number)
 
     trainer._SNAPSHOT_SECONDS, trainer._SNAPSHOT_SHARE = 0.0, 1e9
     Trainer._step = stopping

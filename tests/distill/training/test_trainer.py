@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -214,6 +215,46 @@ def test_an_interrupted_training_ends_bit_for_bit_as_one_that_was_not(changes: d
         assert [one.step for one in rest.metrics] == list(range(1, 13))
         assert found.keys() == whole.keys()
         assert all(torch.equal(found[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("stop", [3, 6])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_within_a_step_keeps_the_steps_before(
+    stop: int, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the loss is computed, and while the optimizer changes weights, which it ends first."""
+    whole = _trainer(Memory()).run()
+    handlers = {each: signal.signal(each, _interrupted) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for where in ("loss", "step"):
+            store = Memory()
+            first = _trainer(store)
+            owner = first._learner if where == "loss" else first._optimizer
+            usual, calls = getattr(owner, where), list[int]()
+
+            def stopping(*args: Any, usual: Any = usual, calls: list[int] = calls) -> Any:
+                calls.append(1)
+                if len(calls) == stop + 1:
+                    signal.raise_signal(number)
+                return usual(*args)
+
+            monkeypatch.setattr(owner, where, stopping)
+            with pytest.raises(KeyboardInterrupt):
+                first.run()
+            assert len(first.metrics) == (stop + 1 if where == "step" else stop - 1)  # the loss of a held-out batch came first
+            assert store.kept is not None
+            assert len(store.kept[1]["metrics"]) == len(first.metrics)
+            rest = _trainer(store)
+            found = rest.run()
+            assert [one.step for one in rest.metrics] == list(range(1, 13))
+            assert all(torch.equal(found[name], whole[name]) for name in whole)
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_moments_in_eight_bits_are_the_same_when_they_are_rounded_again() -> None:

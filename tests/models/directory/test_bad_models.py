@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.export.export import export
 from smelt.models.directory.find import find_model
-from smelt.runtime import Engine
+from smelt.runtime import Engine, SamplingParams
 
 from ...commands import invoke, refusal
 from ...tiny import make_model, save_model
@@ -482,3 +482,11 @@ def test_shards_that_are_links_into_a_cache(tmp_path: Path, recipe: Callable[...
         blob = shard.rename(tmp_path / "blobs" / str(number))
         shard.symlink_to(blob)
     assert run(recipe(path, {"evaluate": False}, group_size=32)).checkpoint.exists()
+
+
+def test_a_window_of_zero_is_none_where_windows_are_not_used(tiny: Callable[..., Path]) -> None:
+    """As transformers writes Qwen2-MoE's configuration."""
+    path = tiny("qwen2", use_sliding_window=False)
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"sliding_window": 0}))
+    assert Engine(path, quiet=True, max_model_len=32).generate([[5, 6, 7]], SamplingParams(max_tokens=2))[0].finished

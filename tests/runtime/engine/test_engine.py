@@ -342,7 +342,7 @@ def test_a_request_that_cannot_be_served_is_refused_and_the_others_go_on(
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("n", 0), ("max_tokens", 0), ("temperature", -1), ("top_p", 0), ("min_p", 2), ("top_k", -1), ("min_tokens", 200),
+    [("n", 0), ("max_tokens", 0), ("temperature", -1), ("top_p", 0), ("min_p", 2), ("top_k", -2), ("min_tokens", 200),
      ("repetition_penalty", 0), ("stop", ("",)), ("beam_width", -1), ("logprobs", -1), ("temperature", float("nan"))],
 )  # fmt: skip
 def test_parameters_out_of_range_are_refused(field: str, value: Any) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import gc
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from smelt.runtime import SamplingParams
+from smelt.runtime.requests.sequence import Sequence
 from smelt.runtime.requests.text_stream import TextStream
+from smelt.runtime.requests.token_counts import TokenCounts
 from tokenizers import Tokenizer, decoders, models
 from tokenizers import trainers as training
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -179,3 +183,60 @@ def test_an_engine_stops_at_strings_and_not_before_min_tokens() -> None:
     assert stopped.stop_reason == stop
     late = SamplingParams(temperature=0, max_tokens=30, stop=stop, min_tokens=29)
     assert len(running.generate("The city of", late)[0].outputs[0].token_ids) >= 29
+
+
+def test_what_may_begin_a_stop_string_is_the_longest_end_that_does() -> None:
+    chance = random.Random(1)
+    for _ in range(2000):
+        stops = tuple("".join(chance.choices("ab", k=chance.randrange(1, 7))) for _ in range(3))
+        stream = TextStream(TOKENIZER, [], stops)
+        stream._decoded = text = "".join(chance.choices("abc", k=chance.randrange(12)))
+        ends = [size for stop in stops for size in range(len(stop)) if text.endswith(stop[:size])]
+        assert stream._held() == max(ends)
+
+
+def test_tokens_without_text_are_not_decoded_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End tokens that a benchmark lets a model repeat."""
+    stream = TextStream(TOKENIZER, [], ())
+    decode, sizes = stream._decode, list[int]()
+    monkeypatch.setattr(stream, "_decode", lambda tokens: sizes.append(len(tokens)) or decode(tokens))
+    word = TOKENIZER("fox", add_special_tokens=False).input_ids
+    for token in [*word, *[TOKENIZER.eos_token_id] * 500, *word]:
+        stream.add(token)
+    stream.end()
+    assert stream.text == TOKENIZER.decode([*word, *word])
+    assert max(sizes) < 100
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_counts_of_tokens_are_those_of_counting_them(start: int) -> None:
+    chance = random.Random(2)
+    tokens = chance.choices(range(40), k=5)
+    counts = TokenCounts(tokens, start)
+    for _ in range(400):
+        certain = len(tokens)
+        tokens += chance.choices(range(200), k=chance.randrange(4))  # of a draft
+        with counts.counted(certain) as (distinct, times):
+            found = dict(zip(distinct.tolist(), times.tolist(), strict=True))
+        assert found == Counter(tokens[start:])
+        del tokens[certain:]
+        tokens += chance.choices(range(200), k=chance.randrange(3))
+
+
+def test_what_is_answered_is_freed_at_once() -> None:
+    """Without the garbage collector, which comes for it thousands of requests later."""
+    running = engine(SMELT_6M)
+    gc.collect()
+    gc.disable()
+    try:
+        params = SamplingParams(max_tokens=4, logprobs=3, n=2, seed=1)
+        before = sum(isinstance(each, Sequence) for each in gc.get_objects())
+        running.generate(["The city of", "A fox"], params)
+        id = running.add_request("A river", params)
+        running.step()
+        running.abort(id)
+        while running.has_work:
+            running.step()
+        assert sum(isinstance(each, Sequence) for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
