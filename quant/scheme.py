@@ -14,9 +14,7 @@ from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from .cache_types import BY_NAME
 from .scheme_names import SCHEMES, STORED_AS, check
 
-# transformers fuses experts as it loads them and restores only these (tested with 5.23); those with zero-points with
-# Smelt's plug-in.
-LOADABLE_EXPERTS = ("W4A16", "W4A16_ASYM", "W8A16", "W4IN8", "W3A16", "W2A16", "MXFP4A16", "FP8_DYNAMIC")
+_NOT_FUSED = (CompressionFormat.int_quantized.value, CompressionFormat.nvfp4_pack_quantized.value)
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,11 @@ class Scheme:
 
     @property
     def experts_reload(self) -> bool:
-        """Whether transformers loads mixture-of-experts weights stored like this."""
-        return self.name in LOADABLE_EXPERTS
+        """Whether transformers, which fuses a mixture's experts as it loads them, restores those stored like this without Smelt's plug-in.
+
+        Tested with 5.23: it has no conversion of int8 with rounded inputs, of blocks and of zero-points, and reads NVFP4 wrongly.
+        """
+        return self.args.symmetric and self.format not in _NOT_FUSED and self.args.strategy != "block"
 
     @property
     def accepts_group_size(self) -> bool:

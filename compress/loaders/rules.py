@@ -64,7 +64,9 @@ def _transformers(facts: Facts) -> Loader:
     schemes = [linear.scheme for linear in facts.linears]
     wanted = needs(schemes, experts=any(linear.is_expert for linear in facts.linears), cached=_is_cached(facts))
     if wanted == "plug-in":
-        return _refused(TRANSFORMERS, [Refusal("it does not support packed zero-points", f"{_PLUG_IN}, or use W4A16")])
+        zeros = not all(scheme.args.symmetric for scheme in schemes)
+        what = "does not support packed zero-points" if zeros else "does not restore experts that are stored like this"
+        return _refused(TRANSFORMERS, [Refusal(f"it {what}", f"{_PLUG_IN}, or use W4A16")])
     if wanted == "dequantizing":
         argument = "quantization_config=CompressedTensorsConfig(dequantize=True)"
         return Loader(name=TRANSFORMERS, loads=True, why=f"with {argument}, dequantized")

@@ -144,7 +144,8 @@ def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[
     if needs == "nothing":
         return {}, "", None if experts else compressed.stored_bytes  # experts are dequantized to be fused
     if needs == "plug-in":
-        return _with_plug_in(compressed, checkpoint, "which its zero-points need")
+        zeros = not all(scheme.args.symmetric for scheme in compressed.schemes.used)
+        return _with_plug_in(compressed, checkpoint, f"which its {'zero-points' if zeros else 'experts'} need")
     from transformers import CompressedTensorsConfig
 
     dequantized = CompressedTensorsConfig(dequantize=True)

@@ -12,7 +12,7 @@ import torch
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...system.errors import Problem, nearest_name
 from ..rounding import METHODS, Method
-from ..scheme import LOADABLE_EXPERTS, Scheme, resolve
+from ..scheme import Scheme, resolve
 from ..scheme_names import NESTED
 from ..settings.quantize import PostTrainingQuantize
 
@@ -215,16 +215,6 @@ class Assignment:
     def _expert_problems(self, chosen: dict[str, Treatment], model: OpenModel) -> list[Problem]:
         """transformers fuses a block's experts as it loads them, and restores them only if all are quantized."""
         problems = []
-        for name, treatment in chosen.items():
-            if model.linears[name].is_expert and not treatment.scheme.experts_reload:
-                problems.append(
-                    Problem(
-                        f"{self._where}.scheme",
-                        f"transformers does not reload experts ({name}) stored as {treatment.scheme.name}; use"
-                        f" {', '.join(LOADABLE_EXPERTS)}",
-                    )
-                )
-                break
         experts = [facts.name for facts in model.linears.values() if facts.is_expert]
         left = [name for name in experts if name not in chosen]
         if left:

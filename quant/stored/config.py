@@ -76,13 +76,15 @@ def _overall_format(formats: set[str]) -> str:
 
 
 def needs(schemes: list[Scheme], *, experts: bool, cached: bool) -> Needs:
-    """What transformers needs to load zero-points, as it does not support packed ones.
+    """What transformers needs to load packed zero-points, and experts in formats that it does not fuse.
 
     Args:
         schemes: what linears are stored as.
         experts: whether the model has experts.
         cached: whether keys and values are rounded.
     """
+    if experts and not all(scheme.experts_reload for scheme in schemes):
+        return "plug-in"
     if all(scheme.args.symmetric for scheme in schemes):
         return "nothing"
     # Together with other schemes transformers restores zero-points wrongly or not at all.
@@ -146,10 +148,14 @@ class StoredSchemes:
                 else:
                     self._by_name[target] = scheme
 
+    @property
+    def used(self) -> list[Scheme]:
+        """All that linears are stored as."""
+        return [*self._by_name.values(), *([] if self._usual is None else [self._usual])]
+
     def needs(self, *, experts: bool) -> Needs:
         """What transformers needs to load it; see :func:`needs`."""
-        used = [*self._by_name.values(), *([] if self._usual is None else [self._usual])]
-        return needs(used, experts=experts, cached=self.keys_values is not None)
+        return needs(self.used, experts=experts, cached=self.keys_values is not None)
 
     def names(self, name: str) -> bool:
         """Whether a group names this module, other than by its class."""

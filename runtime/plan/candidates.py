@@ -158,8 +158,6 @@ def _fitting(name: str, linears: Sequence[LinearSize]) -> Scheme | None:
     options = [scheme]
     if scheme.accepts_group_size:
         options = [resolve(name, group) for group in (*_GROUPS, -1)]
-    if any(each.experts > 1 for each in linears) and not scheme.experts_reload:
-        return None
     return next((each for each in options if not any(each.shape_problem(x.rows, x.columns) for x in linears)), None)
 
 

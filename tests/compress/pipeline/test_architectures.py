@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from smelt.compress import Recipe, SmeltError, run
+from smelt.compress import Recipe, SmeltError, config_for, run
 from smelt.models.directory.find import find_model
 from smelt.models.streaming.streamed import StreamedModel
 from smelt.models.structure.open_model import OpenModel
-from smelt.quant.scheme import LOADABLE_EXPERTS
-from smelt.quant.scheme_names import OWN_ROUNDING
+from smelt.quant.scheme import resolve
+from smelt.quant.scheme_names import OWN_ROUNDING, SUPPORTED
 from smelt.system.progress import Progress
 from transformers import AutoModelForCausalLM
 
-from ...tiny import CONFIGS
+from ...tiny import CONFIGS, from_transformers
 
 QUANTIZABLE = [name for name in CONFIGS if name != "gpt2"]
 
@@ -65,17 +65,17 @@ def test_quantized_checkpoint_reloads_and_stays_close(
 @pytest.mark.parametrize(
     ("architecture", "scheme"),
     [
-        *(("mixtral", scheme) for scheme in LOADABLE_EXPERTS),
+        *(("mixtral", scheme) for scheme in SUPPORTED),
         *(
             pytest.param("qwen3_moe", scheme, marks=[] if scheme == "W4A16" else [pytest.mark.slow])
-            for scheme in LOADABLE_EXPERTS
+            for scheme in SUPPORTED
         ),
     ],
 )
 def test_experts_are_quantized(
     architecture: str, scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
-    group = {"group_size": 32} if scheme[0] == "W" else {}
+    group = {"group_size": 32} if resolve(scheme).accepts_group_size else {}
     rounding = OWN_ROUNDING.get(scheme, "gptq")
     result = run(recipe(tiny(architecture, torch.bfloat16), scheme=scheme, rounding=rounding, **group))
     layers = {layer.name: layer for layer in result.report.candidates[0].layers}
@@ -84,11 +84,24 @@ def test_experts_are_quantized(
     assert all((layers[name].error or 1) < (0.8 if scheme in ("W2A16", "W3A16") else 0.2) for name in experts)
 
 
-def test_experts_that_transformers_cannot_load_are_refused(
-    tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+@pytest.mark.parametrize("scheme", ["W8A8", "NVFP4", "FP8_BLOCK"])
+def test_transformers_does_not_read_these_experts_without_the_plug_in(
+    scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
-    with pytest.raises(SmeltError, match=r"steps\.0\.quantize\.scheme: transformers does not reload experts"):
-        run(recipe(tiny("mixtral"), scheme="W8A8"))
+    """If it begins to, the plug-in is no longer needed for them."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256}
+    result = run(recipe(tiny("mixtral", torch.bfloat16, **sizes), {"evaluate": False}, scheme=scheme))
+    (found,) = (each for each in result.report.candidates[0].loaders if each.name == "transformers")
+    assert "does not restore experts" in found.why
+    tokens = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        expected = from_transformers(result.checkpoint, config=config_for(result.checkpoint))(tokens).logits.float()
+    try:
+        with torch.no_grad():
+            plain = from_transformers(result.checkpoint)(tokens).logits.float()
+    except Exception:
+        return  # whatever transformers raises
+    assert (plain - expected).norm() > 0.1 * expected.norm()
 
 
 def test_gpt2_is_refused_with_the_reason(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:

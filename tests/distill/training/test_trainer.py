@@ -241,7 +241,9 @@ def test_an_interrupt_within_a_step_keeps_the_steps_before(
             monkeypatch.setattr(owner, where, stopping)
             with pytest.raises(KeyboardInterrupt):
                 first.run()
-            assert len(first.metrics) == (stop + 1 if where == "step" else stop - 1)  # the loss of a held-out batch came first
+            assert len(first.metrics) == (
+                stop + 1 if where == "step" else stop - 1
+            )  # the loss of a held-out batch came first
             assert store.kept is not None
             assert len(store.kept[1]["metrics"]) == len(first.metrics)
             rest = _trainer(store)
