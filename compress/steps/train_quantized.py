@@ -17,7 +17,7 @@ from ...distill.run.training_cost import training_place
 from ...distill.run.training_run import Outcome, train
 from ...distill.settings import TrainQuantized
 from ...distill.training.optimizer import Trained
-from ...models.checkpoint.weights import Weights
+from ...models.checkpoint.weights import ChangedWeights
 from ...models.steps.parts import save_part
 from ...models.steps.step import RunContext
 from ...models.structure.open_model import LinearFacts, OpenModel
@@ -28,7 +28,7 @@ from ...quant.stored.kv_cache import KVRounding, RoundedCache, caches_of
 from ...quant.training.qat import QatLinear, latent_start, stored_grid
 from ...quant.transforms.links import as_rows
 from ...quant.zeros import not_pruned
-from ...system.storage.tensor_files import SafetensorsFile, TensorInfo
+from ...system.storage.tensor_files import SafetensorsFile
 
 
 class QuantizedTraining:
@@ -210,28 +210,18 @@ class _Stored:
         return self.after(facts.key.removesuffix("weight"), device)
 
 
-class _Overlaid:
+class _Overlaid(ChangedWeights):
     """A model's weights, except those that a quantize step changed without rounding, and a quantized embedding."""
 
     def __init__(self, model: OpenModel, stored: _Stored) -> None:
-        self._base: Weights = model.weights
+        super().__init__(model.weights)
         self._stored = stored
         self._embedding = embedding_key(model)
-
-    def names(self) -> list[str]:
-        return self._base.names()
-
-    def info(self, name: str) -> TensorInfo:
-        return self._base.info(name)
-
-    @property
-    def nbytes(self) -> int:
-        return self._base.nbytes
 
     def load(self, name: str) -> Tensor:
         prefix = name.removesuffix("weight")
         if f"{prefix}weight_scale" in self._stored.names():
             if name == self._embedding:
                 return restored_embedding(self._stored.after(prefix))
-            return self._base.load(name)  # it is replaced
-        return self._stored.load(name) if name in self._stored.names() else self._base.load(name)
+            return self._source.load(name)  # it is replaced
+        return self._stored.load(name) if name in self._stored.names() else self._source.load(name)

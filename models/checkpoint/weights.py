@@ -34,6 +34,30 @@ class Weights(Protocol):
     def nbytes(self) -> int: ...
 
 
+class ChangedWeights:
+    """Tensors of another source, each changed as it is read; subclasses replace what is different.
+
+    Args:
+        source: the others.
+    """
+
+    def __init__(self, source: Weights) -> None:
+        self._source = source
+
+    def names(self) -> list[str]:
+        return self._source.names()
+
+    def info(self, name: str) -> TensorInfo:
+        return self._source.info(name)
+
+    def load(self, name: str) -> Tensor:
+        return self._source.load(name)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.info(name).nbytes for name in self.names())
+
+
 class CheckpointWeights:
     """The safetensors files of a directory, their headers read and checked; missing shards are errors here, not later.
 

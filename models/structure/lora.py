@@ -20,8 +20,8 @@ from transformers.pytorch_utils import Conv1D
 from ...system.errors import Problem, SmeltError, nearest_name, raise_problems
 from ...system.storage.digests import digest
 from ...system.storage.paths import named_path
-from ...system.storage.tensor_files import SafetensorsFile, TensorInfo
-from ..checkpoint.weights import Weights
+from ...system.storage.tensor_files import SafetensorsFile
+from ..checkpoint.weights import ChangedWeights, Weights
 from .open_model import OpenModel
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -297,7 +297,7 @@ def adapted(model: OpenModel, adapter: Adapter) -> OpenModel:
     return OpenModel(model.directory, AdaptedWeights(model.weights, adapter.bound(model)), is_edited=True)
 
 
-class AdaptedWeights:
+class AdaptedWeights(ChangedWeights):
     """Weights with an adapter's changes in them; each is changed as it is read.
 
     Changed weights are returned in float32, so that small changes are not lost before rounding.
@@ -308,23 +308,13 @@ class AdaptedWeights:
     """
 
     def __init__(self, source: Weights, changes: Mapping[str, Change]) -> None:
-        self._source = source
+        super().__init__(source)
         self.changes = changes
-
-    def names(self) -> list[str]:
-        return self._source.names()
-
-    def info(self, name: str) -> TensorInfo:
-        return self._source.info(name)
 
     def load(self, name: str) -> Tensor:
         """A tensor, changed."""
         tensor = self._source.load(name)
         return self.changes[name](tensor.float()) if name in self.changes else tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self._source.nbytes
 
 
 def _finite(file: SafetensorsFile, name: str) -> Tensor:

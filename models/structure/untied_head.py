@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ...system.storage.tensor_files import TensorInfo
-from ..checkpoint.weights import Weights
+from ..checkpoint.weights import ChangedWeights
 from .open_model import OpenModel
 
 
@@ -27,11 +27,11 @@ def untied(config: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-class _OwnHead:
+class _OwnHead(ChangedWeights):
     """The tensors of a tied model, with the embedding's repeated under lm_head's name."""
 
     def __init__(self, model: OpenModel) -> None:
-        self._source: Weights = model.weights
+        super().__init__(model.weights)
         self._embedding = model.names[f"{model.skeleton.embedding_name}.weight"]
         self._head = f"{model.skeleton.head_name}.weight"
 
@@ -40,10 +40,6 @@ class _OwnHead:
 
     def info(self, name: str) -> TensorInfo:
         return self._source.info(self._named(name))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self.info(name).nbytes for name in self.names())
 
     def load(self, name: str) -> Tensor:
         return self._source.load(self._named(name))

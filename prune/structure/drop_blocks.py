@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.checkpoint.weights import Weights
+from ...models.checkpoint.weights import ChangedWeights
 from ...models.directory.directory import ModelDirectory
 from ...models.directory.layer_sizes import LAYER_SIZES, config_fields
 from ...models.structure.open_model import OpenModel
@@ -121,11 +121,11 @@ def _traits(block: nn.Module) -> list[Any]:
     return found
 
 
-class _FewerBlocks:
+class _FewerBlocks(ChangedWeights):
     """The tensors of the kept blocks, renumbered, and all outside of blocks."""
 
     def __init__(self, model: OpenModel, kept: list[int], *, merging: bool) -> None:
-        self._source: Weights = model.weights
+        super().__init__(model.weights)
         self._old: dict[str, str] = {}
         self._folded: dict[str, list[str]] = {}
         starts = {
@@ -152,10 +152,6 @@ class _FewerBlocks:
 
     def info(self, name: str) -> TensorInfo:
         return self._source.info(self._old[name])
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self.info(name).nbytes for name in self._old)
 
     def load(self, name: str) -> Tensor:
         tensor, others = self._source.load(self._old[name]), self._folded.get(name, [])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...models.checkpoint.weights import Weights
+from ...models.checkpoint.weights import ChangedWeights
 from ...models.directory.directory import ModelDirectory
 from ...models.directory.experts import SplitExperts
 from ...models.structure.open_model import OpenModel
@@ -109,11 +109,11 @@ def _experts(model: OpenModel, path: str) -> SplitExperts:
     return module
 
 
-class _FewerExperts:
+class _FewerExperts(ChangedWeights):
     """The tensors of the kept experts, renumbered, and all others."""
 
     def __init__(self, model: OpenModel, layers: ExpertLayers, kept: Mapping[int, Tensor], count: int) -> None:
-        self._source: Weights = model.weights
+        super().__init__(model.weights)
         self._kept, self._count = kept, count
         block_of = {f"{path}.": index for index, path in layers.modules.items()}
         # By checkpoint name of an expert's tensor: its block and its names in all experts.
@@ -145,10 +145,6 @@ class _FewerExperts:
             return info
         _, dim = self._routing[name]
         return TensorInfo(info.dtype, (*info.shape[:dim], self._count, *info.shape[dim + 1 :]))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self.info(name).nbytes for name in self._names)
 
     def load(self, name: str) -> Tensor:
         if name in self._every:

@@ -14,12 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ...models.checkpoint.weights import Weights
+from ...models.checkpoint.weights import ChangedWeights, Weights
 from ...models.streaming.streamed import StreamedModel
 from ...models.structure.attention import cached_attention
 from ...models.structure.open_model import OpenModel
 from ...system.errors import SmeltError
-from ...system.storage.tensor_files import TensorInfo
 from . import axes
 from .drop_blocks import LAYER_PARTS, can_lose, drop_blocks
 
@@ -199,21 +198,12 @@ def _zero(block: nn.Module, linears: Iterable[str]) -> Iterator[None]:
             parameter.data = data
 
 
-class _SomeZero:
+class _SomeZero(ChangedWeights):
     """The tensors of a model, some of them zero."""
 
     def __init__(self, source: Weights, zero: set[str]) -> None:
-        self._source, self._zero = source, zero
-
-    def names(self) -> list[str]:
-        return self._source.names()
-
-    def info(self, name: str) -> TensorInfo:
-        return self._source.info(name)
-
-    @property
-    def nbytes(self) -> int:
-        return self._source.nbytes
+        super().__init__(source)
+        self._zero = zero
 
     def load(self, name: str) -> Tensor:
         tensor = self._source.load(name)

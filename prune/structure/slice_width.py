@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...models.checkpoint.weights import Weights
+from ...models.checkpoint.weights import ChangedWeights
 from ...models.structure.open_model import OpenModel
 from ...system.storage.tensor_files import SafetensorsFile, TensorInfo
 from .axes import Axis, Span
@@ -77,7 +77,7 @@ def matrices_of_units(model: OpenModel, axis: Axis, reader: str) -> list[Tensor]
     return matrices
 
 
-class _FewerUnits:
+class _FewerUnits(ChangedWeights):
     """The tensors of a model, those along an axis with only some units."""
 
     def __init__(
@@ -87,14 +87,11 @@ class _FewerUnits:
         kept: Mapping[str, Tensor],
         changed: Mapping[str, SafetensorsFile],
     ) -> None:
-        self._source: Weights = model.weights
+        super().__init__(model.weights)
         self._whole, self._kept, self._changed = axis.units, kept, changed
         self._spans: dict[str, tuple[str, Span]] = {
             model.names[name]: (reader, span) for reader, spans in axis.readers.items() for name, span in spans.items()
         }
-
-    def names(self) -> list[str]:
-        return self._source.names()
 
     def info(self, name: str) -> TensorInfo:
         info = self._source.info(name)
@@ -103,10 +100,6 @@ class _FewerUnits:
         reader, span = self._spans[name]
         width = len(self._kept[reader]) * sum(span.parts)
         return TensorInfo(info.dtype, (*info.shape[: span.dim], width, *info.shape[span.dim + 1 :]))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self.info(name).nbytes for name in self.names())
 
     def load(self, name: str) -> Tensor:
         if name in self._changed:

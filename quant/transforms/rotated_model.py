@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...models.checkpoint.weights import Weights
+from ...models.checkpoint.weights import ChangedWeights
 from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import with_untied_head
 from ...system.errors import SmeltError
-from ...system.storage.tensor_files import TensorInfo
 from .links import as_rows, links_of
 from .residual import BlockResidual, OuterResidual, find_block_residual, find_outer_residual, folded_norm
 from .rotation import Rotation
@@ -96,28 +95,18 @@ def rotated(model: OpenModel, residual: Residual, rotation: ModelRotation) -> Op
     )
 
 
-class RotatedWeights:
+class RotatedWeights(ChangedWeights):
     """The edited weights of a model, whose head has its own, by their names in its checkpoint."""
 
     def __init__(self, model: OpenModel, residual: Residual, rotation: ModelRotation) -> None:
+        super().__init__(model.weights)
         self._model = model
-        self._source: Weights = model.weights
         self._residual = residual
         self._rotation = rotation
         self._name_of = {key: name for name, key in model.names.items()}
         skeleton = model.skeleton
         self._embedding = model.names[f"{skeleton.embedding_name}.weight"]
         self._head = model.names[f"{skeleton.head_name}.weight"]
-
-    def names(self) -> list[str]:
-        return self._source.names()
-
-    def info(self, name: str) -> TensorInfo:
-        return self._source.info(name)
-
-    @property
-    def nbytes(self) -> int:
-        return self._source.nbytes
 
     def load(self, name: str) -> Tensor:
         """A tensor, edited."""
