@@ -71,7 +71,7 @@ def distill(
             " (docs/training.md)"
         )
     if head:
-        if blocks is not None or processes > 1 or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if blocks is not None or processes > 1 or (os.environ.get("WORLD_SIZE") or "1") != "1":
             raise SmeltError(
                 "--head is one layer, trained in one process; leave --blocks and --processes out, and any launcher"
             )

@@ -222,6 +222,10 @@ def _experts(facts: Facts, limits: EngineLimits) -> Iterator[Refusal]:
             f"{scheme.label}: packed experts need a hidden size that is a multiple of {_EXPERT_HIDDEN}, and groups of 32, 64 or 128",
             "change group_size, or ignore experts",
         )
+    if scheme.format == "pack-quantized" and scheme.activations is not None:
+        yield Refusal(
+            f"{scheme.label}: no kernel for packed experts whose inputs are rounded", "use W4A16, W8A8 or FP8_DYNAMIC"
+        )
     if scheme.args.type == "int" and scheme.activations is not None and not limits.int8_experts:
         yield Refusal(f"{scheme.label}: no kernel for int8 experts", "use FP8_DYNAMIC or W4A16")
     if scheme.args.type == "float" and scheme.args.num_bits == 8 and scheme.activations is None:

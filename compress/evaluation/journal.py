@@ -32,7 +32,3 @@ class Journal:
         self._directory.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps({"key": key, "found": found}) + "\n")
         return found
-
-    def has(self, key: dict[str, Any]) -> bool:
-        """Whether it was measured before."""
-        return (self._directory / f"{digest(key)[:24]}.json").exists()

@@ -62,7 +62,7 @@ def _transformers(facts: Facts) -> Loader:
     if getattr(facts.config, LAYER_SIZES, None) is not None:
         return _refused(TRANSFORMERS, [Refusal("its blocks differ in size", f"{_PLUG_IN}, or prune evenly")])
     schemes = [linear.scheme for linear in facts.linears]
-    wanted = needs(schemes, experts=any(linear.is_expert for linear in facts.linears), cached=_is_cached(facts))
+    wanted = needs(schemes, experts=[each.scheme for each in facts.linears if each.is_expert], cached=_is_cached(facts))
     if wanted == "plug-in":
         zeros = not all(scheme.args.symmetric for scheme in schemes)
         what = "does not support packed zero-points" if zeros else "does not restore experts that are stored like this"

@@ -43,6 +43,7 @@ from ..reporting.report_files import load
 from ..results.report import ReportData
 from ..verification.claims import Claims
 from ..verification.files import digests
+from .pipeline import RunResult
 
 _WHERE = "smelt distill"
 _SEED = 0
@@ -179,20 +180,7 @@ class HeadPlan:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class HeadResult:
-    """The result of a training.
-
-    Attributes:
-        checkpoint: the head's directory, for ``drafter``.
-        report: what it gains.
-    """
-
-    checkpoint: Path
-    report: ReportData
-
-
-def make_head(request: HeadRequest, *, fresh: bool = False, progress: bool = True) -> HeadResult:
+def make_head(request: HeadRequest, *, fresh: bool = False, progress: bool = True) -> RunResult:
     """Train a draft head, or continue where an interrupted run stopped; write it, and measure what it gains.
 
     Args:
@@ -211,10 +199,10 @@ def make_head(request: HeadRequest, *, fresh: bool = False, progress: bool = Tru
         if output.is_complete:
             output.forget_intermediate()  # of a run that was killed as it ended
             show.say(f"{output.path} is already complete; pass --fresh to run it again")
-            return HeadResult(output.checkpoint, load(output.report))
+            return RunResult(output.checkpoint, load(output.report))
         if not output.has_checkpoint:
             _write(plan, output, _trained(plan, output, show))
-        return HeadResult(output.checkpoint, _measured(plan, output, show))
+        return RunResult(output.checkpoint, _measured(plan, output, show))
 
 
 def _trained(plan: HeadPlan, output: Output, show: Progress) -> TrainedHead:

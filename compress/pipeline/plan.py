@@ -141,7 +141,7 @@ class Plan:
                 "architecture": type(self.model.skeleton.model).__name__,
                 "blocks": len(self.model.anatomy.blocks),
                 "bytes": self.model.weights.nbytes,
-                "unknown": list(self.model.anatomy.unknown),
+                "unknown": self.model.unknown,
             }
             if not self.problems:
                 held = psutil.Process().memory_info().rss

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...models.checkpoint.weights import CheckpointWeights
 from ...models.directory.directory import ModelDirectory
 from ...models.directory.layer_sizes import LAYER_SIZES
 from ...models.streaming.streamed import StreamedModel
@@ -140,7 +141,7 @@ def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[
     kept = compressed.schemes.keys_values
     if kept is not None and kept.dynamic is True:
         return _with_plug_in(compressed, checkpoint, "which quantizes the KV cache as Smelt does")
-    needs = compressed.schemes.needs(experts=experts)
+    needs = compressed.schemes.needs(CheckpointWeights(checkpoint).names())
     if needs == "nothing":
         return {}, "", None if experts else compressed.stored_bytes  # experts are dequantized to be fused
     if needs == "plug-in":

@@ -38,7 +38,7 @@ def card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> str:
     baseline = report.baseline
     base = base_name(original)
     title = f"{base.removeprefix('builtin:').rpartition('/')[2]}, {model.name}"
-    front = yaml.safe_dump(_metadata(report, checkpoint, model, original), sort_keys=False, allow_unicode=True).strip()
+    front = yaml.safe_dump(_metadata(checkpoint, model, original), sort_keys=False, allow_unicode=True).strip()
     out = ["---", front, "---", "", f"# {plain(title)}", ""]
     out += [
         f"Compressed from {plain(base)} by Smelt {plain(report.versions.get('smelt', ''))}.",
@@ -60,7 +60,7 @@ def card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> str:
     return "\n".join(out)
 
 
-def _metadata(report: ReportData, checkpoint: Path, model: ModelResult, original: ModelDirectory) -> dict[str, Any]:
+def _metadata(checkpoint: Path, model: ModelResult, original: ModelDirectory) -> dict[str, Any]:
     is_quantized = _quantization(checkpoint) is not None
     found = taken_over(checkpoint, original) | {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if is_quantized and found.get("base_model") == original.name:  # the hub has no word for pruning
@@ -249,7 +249,7 @@ def _loading(checkpoint: Path) -> list[str]:
     if quantization is None:
         return ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")']
     schemes = StoredSchemes(quantization)
-    needs = schemes.needs(experts=any(".experts." in name for name in CheckpointWeights(checkpoint).names()))
+    needs = schemes.needs(CheckpointWeights(checkpoint).names())
     if needs == "nothing":
         return ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")']
     if needs == "plug-in":

@@ -119,7 +119,7 @@ class PreparedQuantize(PreparedStep):
         return [
             Problem(
                 self._where,
-                f"{path} has experts in a layout that Smelt does not know, without which no program loads a quantized checkpoint of this"
+                f"{path} has experts in a layout that Smelt does not know, and transformers would not reload what Smelt writes of this"
                 f" model ({type(self.model.skeleton.model).__name__}); it cannot be quantized",
             )
             for path in list(self.model.skeleton.fused_experts)[:1]
@@ -185,7 +185,7 @@ class PreparedQuantize(PreparedStep):
         tables = {} if self.settings.embeddings is None else embedding_tables(working)
         write_quantized(working, chosen, parts, target, cache=self._cache, tables=tables)
         layers, settings = layers_of(rounded), self.settings.model_dump(mode="json")
-        unknown = list(self.model.anatomy.unknown)
+        unknown = self.model.unknown
         if outcome is None:
             return StepRecord("quantize", settings, layers, unknown, record)
         done = [outcome.sentence, "layer errors are from before training"]
@@ -265,6 +265,11 @@ class PreparedQuantize(PreparedStep):
         if self.settings.kv_cache is None:
             return []
         where = f"{self._where}.kv_cache"
+        if not hasattr(model.config, "num_key_value_heads"):
+            what = (
+                "config.json has no num_key_value_heads, without which compressed-tensors loads no quantized KV cache"
+            )
+            return [Problem(where, f"{what}; remove the field")]
         try:
             model.attention_prefix(0)
         except SmeltError as error:

@@ -99,6 +99,19 @@ class OpenModel:
         return self.stored.without(head)
 
     @cached_property
+    def unknown(self) -> list[str]:
+        """What is left unchanged, as Smelt does not understand it, and what is left out, as transformers does not read it."""
+        known = set(self.names.values())
+        left = [name for name in self.weights.names() if name not in known and len(self.weights.info(name).shape) > 1]
+        if not left:
+            return list(self.anatomy.unknown)
+        which = f"{left[0]}{f' and {len(left) - 1} more' if len(left) > 1 else ''}"
+        return [
+            *self.anatomy.unknown,
+            f"{which}: not read by transformers, and left out (multi-token prediction, as a rule)",
+        ]
+
+    @cached_property
     def linears(self) -> dict[str, LinearFacts]:
         """All linears in blocks, then the output head, by name."""
         facts = {name: self._linear(name) for name in self.anatomy.linears()}

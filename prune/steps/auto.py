@@ -165,9 +165,7 @@ class PreparedAuto(PreparedStep):
             "parameters": parameters_of(final) / parameters_of(model),
             **({} if self._target.latency is None else {"milliseconds": known["milliseconds"]}),
         }
-        return StepRecord(
-            "prune", self.settings.model_dump(mode="json"), [], list(model.anatomy.unknown), chosen, sentences
-        )
+        return StepRecord("prune", self.settings.model_dump(mode="json"), [], model.unknown, chosen, sentences)
 
     def _made(self, sizes: Sizes, context: RunContext, place: Path) -> OpenModel:
         """The model of some sizes; its files are in ``place``, and steps that an interrupted run finished there stay."""

@@ -122,7 +122,7 @@ class PreparedExperts(PreparedStep):
         write_model(after, model, target)
         done = f"{self._left} of {layers.count} experts are left in each layer"
         settings = self.settings.model_dump(mode="json")
-        return StepRecord("prune", settings, layers_of(list(parts.values())), list(model.anatomy.unknown), None, [done])
+        return StepRecord("prune", settings, layers_of(list(parts.values())), model.unknown, None, [done])
 
     def _try_layout(self, model: OpenModel, layers: ExpertLayers, context: RunContext) -> None:
         """Check that the model computes the same with its experts permuted: routing must not depend on order."""

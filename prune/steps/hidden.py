@@ -154,7 +154,7 @@ class PreparedHidden(PreparedStep):
             LayerRecord(norm, (1, len(stays.kept)), self.label, significant(max(0.0, 1 - share)), []).as_data()
             for norm, share in shares.items()
         ]
-        return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done, *untied])
+        return StepRecord("prune", settings, layers, model.unknown, None, [done, *untied])
 
     def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
         """Check that the model computes the same with its hidden channels permuted."""

@@ -213,7 +213,7 @@ class PreparedUnits(PreparedStep):
         else:
             done, chosen = [f"{left.pop()} of {axis.units} {axis.noun} are left in each layer"], None
         settings = self.settings.model_dump(mode="json")
-        return StepRecord("prune", settings, layers_of(parts), list(model.anatomy.unknown), chosen, done)
+        return StepRecord("prune", settings, layers_of(parts), model.unknown, chosen, done)
 
     def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
         """Check that the model computes the same with its units permuted, which confirms their layout."""

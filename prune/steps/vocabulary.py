@@ -81,7 +81,7 @@ class PreparedVocabulary(PreparedStep):
         Vocabulary(model.directory.path).write(kept, target)
         done = f"{len(kept)} of {self._axis.units} tokens are left, those of {self._source.label} and the tokens they are merged from"
         settings = self.settings.model_dump(mode="json")
-        return StepRecord("prune", settings, [], list(model.anatomy.unknown), None, [done], retokenized=True)
+        return StepRecord("prune", settings, [], model.unknown, None, [done], retokenized=True)
 
     def _smaller(self, kept: list[int]) -> OpenModel:
         model = self.model

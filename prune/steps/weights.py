@@ -184,7 +184,7 @@ class PreparedWeights(PreparedStep):
         settings = self.settings.model_dump(mode="json")
         layers = layers_of(parts)
         done = f"{len(layers)} linears were pruned to {self.label}; {_NO_FASTER}"
-        return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done])
+        return StepRecord("prune", settings, layers, model.unknown, None, [done])
 
     def _parts(self, context: RunContext) -> list[Path]:
         context.journal.mkdir(parents=True, exist_ok=True)

@@ -260,10 +260,16 @@ def alike(treatments: Mapping[str, Treatment]) -> list[list[str]]:
 
 def _matches_other(pattern: str, model: OpenModel) -> bool:
     """Whether a pattern names a module that is no linear to quantize, as recipes of other tools name routers."""
-    names = (name for name, _ in model.skeleton.model.named_modules())
+    stored = {key.removesuffix(".weight") for key in model.names.values()}
+    names = {name for name, _ in model.skeleton.model.named_modules()} | stored
+    # What holds linears is not what is meant: they would be quantized in silence.
+    holds = {each.rsplit(".", count)[0] for each in model.linears for count in range(1, each.count(".") + 1)} | {""}
+    others = names - holds - set(model.linears)
     if pattern.startswith("re:"):
-        return any(re.match(pattern[3:], name) for name in names)
-    return pattern in names
+        return any(re.match(pattern[3:], name) for name in others) and not any(
+            re.match(pattern[3:], name) for name in holds
+        )
+    return pattern in others
 
 
 def named(facts: LinearFacts, patterns: list[str], model: OpenModel) -> bool:

@@ -366,10 +366,6 @@ class BlockQuantizer(BlockJob):
             )
         return again
 
-    def _weight(self, weights: dict[str, Tensor], name: str, facts: LinearFacts) -> Tensor:
-        weight = weights[f"{name}.weight"]
-        return weight if self._wide else weight.to(facts.dtype)
-
     def _keys_values(self, this: _Block) -> dict[str, Tensor]:
         """Calibrate the KV cache's scales on the block as rounded so far, and compute with them from here on."""
         assert self._cache is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import compressed_tensors
@@ -75,15 +75,15 @@ def _overall_format(formats: set[str]) -> str:
     return next(iter(formats)) if len(formats) == 1 else CompressionFormat.mixed_precision.value
 
 
-def needs(schemes: list[Scheme], *, experts: bool, cached: bool) -> Needs:
+def needs(schemes: list[Scheme], *, experts: list[Scheme], cached: bool) -> Needs:
     """What transformers needs to load packed zero-points, and experts in formats that it does not fuse.
 
     Args:
         schemes: what linears are stored as.
-        experts: whether the model has experts.
+        experts: those that a mixture's experts are stored as; none without experts.
         cached: whether keys and values are rounded.
     """
-    if experts and not all(scheme.experts_reload for scheme in schemes):
+    if not all(scheme.experts_reload for scheme in experts):
         return "plug-in"
     if all(scheme.args.symmetric for scheme in schemes):
         return "nothing"
@@ -153,9 +153,16 @@ class StoredSchemes:
         """All that linears are stored as."""
         return [*self._by_name.values(), *([] if self._usual is None else [self._usual])]
 
-    def needs(self, *, experts: bool) -> Needs:
-        """What transformers needs to load it; see :func:`needs`."""
-        return needs(self.used, experts=experts, cached=self.keys_values is not None)
+    def needs(self, tensors: Iterable[str]) -> Needs:
+        """What transformers needs to load it; see :func:`needs`.
+
+        Args:
+            tensors: names of all that is stored.
+        """
+        end = ".weight_scale"
+        found = (self.of(name.removesuffix(end)) for name in tensors if ".experts." in name and name.endswith(end))
+        of_experts = list({scheme.label: scheme for scheme in found}.values())
+        return needs(self.used, experts=of_experts, cached=self.keys_values is not None)
 
     def names(self, name: str) -> bool:
         """Whether a group names this module, other than by its class."""

@@ -199,7 +199,7 @@ class ConnectedRanks(Ranks):
         return self._tensors
 
     def limit(self, seconds: float) -> None:
-        self._patience = timedelta(seconds=seconds)
+        self._patience = timedelta(seconds=min(seconds, _PATIENCE.total_seconds()))
         for part in self._parts:
             part.limit(seconds)
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..blocks.host_tier import SavedBlock
 from .constraint import Matcher
 from .params import SamplingParams
-from .token_counts import TokenCounts
 
 if TYPE_CHECKING:
     import numpy as np
 
     from .noise import Noise
     from .text_stream import TextStream
+    from .token_counts import TokenCounts
 
 TokenLogprobs = dict[int, float]
 
@@ -107,6 +107,8 @@ class Sequence:
 
     def counted(self, start: int) -> AbstractContextManager[tuple[np.ndarray, np.ndarray]]:
         """Its distinct tokens from a place on, and how often each occurs; they hold within the block that it manages."""
+        from .token_counts import TokenCounts  # needs numpy, which commands do without
+
         if self.request.params.is_beam_search:  # beams take over others' tokens
             return TokenCounts(self.tokens, start).counted(start)
         found = self._counts.setdefault(start, TokenCounts(self.tokens, start))

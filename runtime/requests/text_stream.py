@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT = 8  # tokens of the prompt
 _MOST_BYTES = 4  # of a character in UTF-8
-# Tokens without new text after which those before are not decoded again: no character takes so many.
+# Tokens that have become no text: no character takes so many, and they would all be decoded with each further one.
 _MOST_WAITING = 32
+
+_SPECIAL: WeakKeyDictionary[PreTrainedTokenizerBase, frozenset[int]] = WeakKeyDictionary()
 
 
 class TextStream:
@@ -51,6 +54,8 @@ class TextStream:
         include_stop: bool = False,
     ) -> None:
         self._decode = decoding(tokenizer, skip_special_tokens=skip_special_tokens)
+        # A benchmark lets a model repeat its end token thousands of times: with each all of them would be decoded again.
+        self._left_out = _special_tokens(tokenizer) if skip_special_tokens else frozenset[int]()
         self._stop, self._includes_stop = stop, include_stop
         self._tokens = self._context(prompt)
         self._from = 0  # decoding begins here, early enough to join words correctly
@@ -73,17 +78,30 @@ class TextStream:
 
     def add(self, token: int, *, may_stop: bool = True) -> None:
         """Add a token; stop strings that begin in its text count only if it ``may_stop``."""
+        if token in self._left_out:
+            return
         self._tokens.append(token)
         before = self._decode(self._tokens[self._from : self._to])
         after = self._decode(self._tokens[self._from :])
-        waiting = len(self._tokens) - self._to
-        if (after.endswith(_UNFINISHED) or len(after) <= len(before)) and waiting < _MOST_WAITING:
+        if after.endswith(_UNFINISHED) or len(after) <= len(before):
+            if len(self._tokens) - self._to >= _MOST_WAITING:
+                self._give_up_bytes(before, may_stop=may_stop)
             return
-        piece = after[len(before) :]
+        self._emit(after[len(before) :], len(self._tokens), may_stop=may_stop)
+
+    def _give_up_bytes(self, before: str, *, may_stop: bool) -> None:
+        """Emit bytes that have become no character for long, up to where one that still may would begin."""
+        last = len(self._tokens) - _MOST_BYTES
+        places = range(last, last - _MOST_BYTES, -1)
+        texts = {place: self._decode(self._tokens[self._from : place]) for place in places}
+        place = next((place for place in places if not texts[place].endswith(_UNFINISHED)), places[-1])
+        self._emit(texts[place][len(before) :], place, may_stop=may_stop)
+
+    def _emit(self, piece: str, until: int, *, may_stop: bool) -> None:
         if not may_stop:
             self._searched = len(self._decoded) + len(piece)
         self._extend(piece)
-        self._from, self._to = self._to, len(self._tokens)
+        self._from, self._to = self._to, until
 
     def fork(self) -> TextStream:
         """A copy that continues from here."""
@@ -131,6 +149,19 @@ class TextStream:
         sizes = range(_CONTEXT, _CONTEXT + _MOST_BYTES)
         whole = (size for size in sizes if not self._decode(prompt[-size:]).startswith(_UNFINISHED))
         return list(prompt[-next(whole, _CONTEXT) :])
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """What decoding without special tokens leaves out."""
+    found = _SPECIAL.get(tokenizer)
+    if found is None:
+        if tokenizer.is_fast:
+            marked = tokenizer.added_tokens_decoder.items()
+            found = frozenset(id for id, token in marked if token.special)
+        else:
+            found = frozenset(tokenizer.all_special_ids)
+        _SPECIAL[tokenizer] = found
+    return found
 
 
 def decoding(tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool) -> Callable[[list[int]], str]:

@@ -172,12 +172,13 @@ class _Exchange:
             if work.done():
                 work.result()
         finally:
+            unfinished = not work.done()
             gone.cancel()
             given_up.cancel()
-            if not work.done():
+            if unfinished:
                 work.cancel()
                 await asyncio.wait({work})
-        if given_up.done() and not given_up.cancelled() and not work.done() | work.cancelled():
+        if unfinished and self._given_up.is_set():
             await self._break_off(stopping())
 
     def give_up(self) -> None:

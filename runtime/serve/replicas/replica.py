@@ -29,7 +29,7 @@ _PUSH_SECONDS = 1.0
 # What is sent and not read yet: a replica goes on meanwhile, and merges what comes.
 _MESSAGES_AHEAD = 4
 _REPLICA = b"x-smelt-replica"
-# The last message of an answer: what the front logs of it.
+# The message before an answer's last one: what the front logs of it.
 LOGGED = "smelt.logged"
 
 
@@ -140,9 +140,11 @@ class EngineReplica:
                     if message["status"] >= 500 and not self._is_alive:
                         _end()
                     message["headers"] = [*message["headers"], (_REPLICA, self._name.encode())]
-                yield dict(message)
-                if message["type"] == "http.response.body" and not message.get("more_body", False):
+                is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+                if is_last:  # before its end, after which the front waits for nothing more
                     yield {"type": LOGGED, "fields": answered(scope["state"])}
+                yield dict(message)
+                if is_last:
                     return
         finally:
             has_gone.set()

@@ -112,7 +112,7 @@ def test_a_mixture_that_returns_its_routers_logits_is_quantized(
 ) -> None:
     """As those that were trained with a load-balancing loss do."""
     path = tiny("mixtral", torch.bfloat16, output_router_logits=True)
-    result = run(recipe(path, group_size=32, ignore=["lm_head", "re:.*mlp.gate$"]))
+    result = run(recipe(path, group_size=32, ignore=["lm_head", "re:.*mlp.gate$", "re:.*block_sparse_moe.gate"]))
     assert json.loads((result.checkpoint / "config.json").read_text())["output_router_logits"] is True
 
 
@@ -145,6 +145,8 @@ def test_targets_and_ignore_choose_what_is_quantized(tiny: Callable[..., Path], 
         ({"targets": ["self_attn.qproj"]}, "matches no linear of the model"),
         ({"targets": ["model.layers.0.self_attn.qproj"]}, "did you mean model.layers.0.self_attn.q_proj"),
         ({"ignore": ["lm_haed"]}, "'lm_haed' matches no linear"),
+        ({"ignore": ["model.layers.0.self_attn"]}, "'model.layers.0.self_attn' matches no linear"),
+        ({"ignore": ["re:.*mlp$"]}, "'re:.*mlp$' matches no linear"),
         ({"ignore": ["Linear"]}, "nothing would be quantized"),
     ],
 )

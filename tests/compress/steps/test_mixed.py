@@ -240,6 +240,18 @@ def test_all_experts_get_one_scheme_and_the_head_may_have_its_own(
     assert (result.report.candidates[0].reload or {})["through"] == "transformers"
 
 
+def test_what_attention_is_stored_as_says_nothing_of_experts(
+    tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    """transformers restores W4A16 experts by itself, whatever is beside them."""
+    apart = [{"targets": ["re:.*self_attn.*"], "scheme": "W8A8"}]
+    path = tiny("mixtral", torch.bfloat16, num_hidden_layers=2)
+    made = run(recipe(path, {"evaluate": False}, scheme="W4A16", group_size=32, overrides=apart))
+    (found,) = (each for each in made.report.candidates[0].loaders if each.name == "transformers")
+    assert (found.loads, found.why) == (True, "")
+    assert "config_for" not in (made.checkpoint / "README.md").read_text()
+
+
 @pytest.mark.parametrize(("experts", "others"), [("W4A16", "W8A16"), ("W8A16", "W4A16")])
 def test_experts_reload_beside_other_schemes(
     experts: str, others: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]

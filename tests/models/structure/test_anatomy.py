@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from smelt.compress import SmeltError
+from smelt.models.directory.find import find_model
 from smelt.models.structure.anatomy import study
 from smelt.models.structure.feeders import FeederModule, find_feeders
+from smelt.models.structure.open_model import OpenModel
 from smelt.models.structure.skeleton import Skeleton
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
@@ -198,3 +201,14 @@ def _described_or_unknown(config: PretrainedConfig) -> str:
         return "\n".join(study(Skeleton.build(config, torch.float32)).unknown)
     except SmeltError as error:
         return str(error)
+
+
+def test_weights_that_transformers_does_not_read_are_named(tiny: Callable[..., Path]) -> None:
+    """Layers for multi-token prediction are lost by everything that goes through transformers."""
+    path = tiny()
+    tensors = load_file(path / "model.safetensors")
+    more = {"mtp.layers.0.up.weight": torch.ones(4, 8), "mtp.layers.0.down.weight": torch.ones(8, 4)}
+    save_file(tensors | more, path / "model.safetensors", metadata={"format": "pt"})
+    (found,) = OpenModel(find_model(str(path))).unknown
+    assert "mtp.layers.0" in found
+    assert "and 1 more: not read by transformers" in found

@@ -240,3 +240,31 @@ def test_what_is_answered_is_freed_at_once() -> None:
         assert sum(isinstance(each, Sequence) for each in gc.get_objects()) == before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("count", [0, 3, 29, 30, 31, 32, 40, 64, 70])
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+def test_tokens_without_text_change_nothing_behind_them(kind: str, count: int) -> None:
+    """Not even inside a character, nor before a word's space."""
+    tokenizer = TOKENIZER if kind == "bytes" else _like_sentencepiece()
+    silent = tokenizer.eos_token_id if kind == "bytes" else tokenizer.convert_tokens_to_ids("<pad>")
+    words = tokenizer("fox", add_special_tokens=False).input_ids
+    after = tokenizer("\N{SLIGHTLY SMILING FACE} a fox and a fox", add_special_tokens=False).input_ids
+    stream = TextStream(tokenizer, words, ())
+    for token in [*[silent] * count, *after]:
+        stream.add(token)
+    stream.end()
+    assert stream.text == _decoded(tokenizer, words + after)[len(_decoded(tokenizer, words)) :]
+
+
+@pytest.mark.parametrize("broken", [1, 27, 28, 29, 30, 31, 32, 33, 61, 100])
+def test_bytes_that_are_no_characters_do_not_take_those_behind_them(broken: int) -> None:
+    tokenizer = ByT5Tokenizer()
+    start = len(tokenizer.special_tokens_encoder) if hasattr(tokenizer, "special_tokens_encoder") else 3
+    ids = [start + 0xFF] * broken + [start + byte for byte in "東京 🙂 é and more".encode()]
+    stream = TextStream(tokenizer, [], ())
+    for token in ids:
+        stream.add(token)
+    stream.end()
+    assert stream.text.endswith("東京 🙂 é and more")
+    assert stream.text == _decoded(tokenizer, ids)

@@ -102,7 +102,8 @@ def test_stages_do_not_wait_for_each_other_for_ever_where_sends_are_in_order(cou
     result = Result(lambda states, batch: states[batch.wanted], lambda batch: len(batch.wanted), 3, torch.float32)
 
     def work(rank: int) -> Tensor:
-        world = SimpleNamespace(rank=rank, count=count, tensors=_InOrder(rank, pairs, ends))
+        tensors = _InOrder(rank, pairs, ends)
+        world = SimpleNamespace(rank=rank, count=count, tensors=tensors, wait=lambda work: work.wait())
         stages = ConnectedStages(cast(Any, world), rank, count)
         return pipelined(cast(Any, model), stages, equal_pieces(runs, 4), 16, cast(Any, None), 3, result)
 

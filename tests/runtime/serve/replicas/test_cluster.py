@@ -165,6 +165,34 @@ def test_what_runs_ends_after_sigterm_and_nothing_stays() -> None:
     assert not mine & set(replica_processes())
 
 
+def test_what_does_not_end_after_sigterm_is_answered_with_an_error() -> None:
+    with replicated("--drain-seconds", "0.5") as (process, address):
+        answers: list[httpx2.Response] = []
+        events: list[str] = []
+
+        def stream() -> None:
+            body = {**LONG, "prompt": "The river", "n": 16, "stream": True}
+            with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as response:
+                events.extend(line for line in response.iter_lines() if line)
+
+        threads = [
+            threading.Thread(target=lambda: answers.append(ask(address, "The city", max_tokens=900, n=16))),
+            threading.Thread(target=stream),
+        ]
+        for thread in threads:
+            thread.start()
+        while not events or httpx2.get(f"{address}/load").json()["server_load"] < 2:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        assert process.wait(60) == 0
+    assert answers[0].status_code == 503
+    assert "did not finish this request" in answers[0].json()["error"]["message"]
+    assert "did not finish this request" in events[-2]
+    assert events[-1] == "data: [DONE]"
+
+
 def test_replicas_of_two_ranks_are_replaced_if_a_rank_is_lost() -> None:
     with replicated("--max-num-seqs", "4", "--tp", "2", "--dtype", "float32") as (process, address):
         wanted = ask(address, "The river").json()["choices"][0]["text"]

@@ -31,11 +31,11 @@ def asked(**changes: Any) -> HttpRequest:
 
 
 async def answer(replica: EngineReplica, request: HttpRequest) -> tuple[int, bytes]:
-    *messages, last = [message async for message in replica.asgi(request)]
-    assert last["type"] == LOGGED
-    if messages[0]["status"] == 200:
-        assert (last["fields"]["model"], last["fields"]["completion_tokens"]) == ("smelt-6m", 6)
-    return messages[0]["status"], b"".join(message["body"] for message in messages[1:])
+    start, *bodies, logged, end = [message async for message in replica.asgi(request)]
+    assert logged["type"] == LOGGED
+    if start["status"] == 200:
+        assert (logged["fields"]["model"], logged["fields"]["completion_tokens"]) == ("smelt-6m", 6)
+    return start["status"], b"".join(message["body"] for message in [*bodies, end])
 
 
 def test_it_answers_as_the_application_does(replica: EngineReplica) -> None:
