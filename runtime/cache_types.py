@@ -30,7 +30,7 @@ def names_for(operators: OperatorsName) -> list[str]:
     return [each.name for each in BY_NAME.values() if operators in each.operators]
 
 
-def kv_dtype_help() -> str:
+def kv_cache_dtype_help() -> str:
     """The help of the option ``--kv-cache-dtype``."""
     everywhere = [name for name in names_for("gpu") if set(BY_NAME[name].operators) == set(EVERYWHERE)]
     only_gpu = [name for name in names_for("gpu") if name not in everywhere]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...runtime.cache_types import kv_dtype_help
+from ...runtime.cache_types import kv_cache_dtype_help
 from ...runtime.scheduling.policies.table import POLICIES
 from ...system.errors import SmeltError
 from ...system.progress import Progress
@@ -44,7 +44,7 @@ def simulate(
     ] = "single",
     scheme: Annotated[str | None, typer.Option(help="Scheme of a plain model's linears, such as W4A16.")] = None,
     group_size: Annotated[int | None, typer.Option(help="The scheme's group size.")] = None,
-    kv_cache_dtype: Annotated[str, typer.Option(help=kv_dtype_help())] = "auto",
+    kv_cache_dtype: Annotated[str, typer.Option(help=kv_cache_dtype_help())] = "auto",
     max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.", min=1)] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in a step.", min=1)] = 512,
     block_size: Annotated[int, typer.Option(help="Positions in a cache block.", min=1)] = 16,

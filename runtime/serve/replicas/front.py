@@ -80,7 +80,7 @@ class Front:
 
     def _refusals(self) -> bytes:
         """What was not let in here, which no replica knows of."""
-        name = f"{self.config.metrics_prefix}_front_rejections_total"
+        name = f"{self.config.metrics_prefix}:front_rejections_total"
         about = "Requests that were refused before they reached a replica."
         return f"# HELP {name} {about}\n# TYPE {name} counter\n{name} {self.gate.refused}.0\n".encode()
 
