@@ -265,15 +265,15 @@ class PreparedQuantize(PreparedStep):
         if self.settings.kv_cache is None:
             return []
         where = f"{self._where}.kv_cache"
+        try:
+            model.attention_prefix(0)
+        except SmeltError as error:
+            return [Problem(where, f"{error}; remove the field")]
         if not hasattr(model.config, "num_key_value_heads"):
             what = (
                 "config.json has no num_key_value_heads, without which compressed-tensors loads no quantized KV cache"
             )
             return [Problem(where, f"{what}; remove the field")]
-        try:
-            model.attention_prefix(0)
-        except SmeltError as error:
-            return [Problem(where, f"{error}; remove the field")]
         if not takes_cache(block_calls(model.skeleton, 1, 4, torch.float32)[0]):
             kind = type(model.skeleton.blocks[0]).__name__
             return [Problem(where, f"{kind} is called without a cache, so Smelt cannot see its keys; remove the field")]

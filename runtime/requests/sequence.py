@@ -111,8 +111,9 @@ class Sequence:
 
         if self.request.params.is_beam_search:  # beams take over others' tokens
             return TokenCounts(self.tokens, start).counted(start)
-        found = self._counts.setdefault(start, TokenCounts(self.tokens, start))
-        return found.counted(len(self.tokens) if self.certain is None else self.certain)
+        if start not in self._counts:
+            self._counts[start] = TokenCounts(self.tokens, start)
+        return self._counts[start].counted(len(self.tokens) if self.certain is None else self.certain)
 
     @property
     def generated(self) -> list[int]:

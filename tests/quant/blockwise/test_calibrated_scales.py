@@ -143,6 +143,8 @@ def test_an_architecture_without_a_known_cache_is_a_problem(
         SmeltError, match="has no attention with a cache that compressed-tensors knows; remove the field"
     ):
         run(recipe(tiny("gpt_neox"), kv_cache="fp8"))
+    with pytest.raises(SmeltError, match=r"kv_cache: config\.json has no num_key_value_heads"):
+        run(recipe(tiny("opt"), kv_cache="fp8"))
 
 
 @pytest.mark.parametrize(
