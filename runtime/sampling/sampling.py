@@ -136,11 +136,8 @@ def narrowed(row: Tensor, params: SamplingParams) -> Tensor:
 def _lowest_of_nucleus(row: Tensor, top_p: float) -> Tensor:
     """The lowest logit that top-p keeps: those above it have less than ``top_p`` of the probability."""
     total = row.logsumexp(-1)
-    for count in (
-        _NUCLEUS,
-        16 * _NUCLEUS,
-        len(row),
-    ):  # to sort the whole vocabulary takes as long as a small model's step
+    # To sort the whole vocabulary takes as long as a small model's step.
+    for count in (_NUCLEUS, 16 * _NUCLEUS, len(row)):
         best = row.topk(count).values if count < len(row) else _sorted(row)
         reached = (best - total).exp().cumsum(-1)
         if reached[-1] >= top_p or count >= len(row):
