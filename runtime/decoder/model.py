@@ -47,6 +47,7 @@ class Model:
         device: where.
         layers: this stage's.
         logit_statistics: computes statistics of rows of logits.
+        draw_tokens: chooses tokens from rows of logits.
         stack: computes all layers at once, where supported.
         aux: takes the states between layers that a draft head reads; None if there is none.
         is_tied: whether lm_head's weight is the embedding's.
@@ -74,6 +75,7 @@ class Model:
         self.dtype = dtype = operators.dtype
         self.device = operators.device
         self.logit_statistics = operators.logit_statistics
+        self.draw_tokens = operators.draw_tokens
         load = DecoderLoader(
             checkpoint, self.spec, operators, self.ranks, context=self.context, divides_experts=divides_experts
         )

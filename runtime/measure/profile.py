@@ -14,9 +14,10 @@ from ..decoder.linears.linear import Linear
 from ..decoder.model import Model
 from ..decoder.parts.batch import Batch
 from ..decoder.parts.kv_cache import KeysValues
-from ..decoder.parts.logit_statistics import LogitStatistics
 from ..engine.engine import Engine
 from ..requests.params import SamplingParams
+from ..sampling.draw import DrawTokens
+from ..sampling.logit_statistics import LogitStatistics
 from .workload import random_prompt
 
 _STEPS = 32
@@ -112,6 +113,10 @@ class _TimedModel:
     @property
     def logit_statistics(self) -> Callable[[Tensor], LogitStatistics]:
         return self._model.logit_statistics
+
+    @property
+    def draw_tokens(self) -> DrawTokens:
+        return self._model.draw_tokens
 
     @torch.inference_mode()
     def __call__(self, batch: Batch, store: KeysValues) -> Tensor:

@@ -148,13 +148,33 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         "logit_statistics",
         [](Address logits, int64_t rows, int64_t size, int threads) {
             std::vector<int64_t> best(rows);
-            std::vector<float> highest(rows), total(rows), second(rows);
+            std::vector<float> highest(rows), total(rows);
             {
                 const pybind11::gil_scoped_release free;
-                smelt::logit_statistics(at<float>(logits), rows, size, best.data(), highest.data(), total.data(), second.data(), threads);
+                smelt::logit_statistics(at<float>(logits), rows, size, best.data(), highest.data(), total.data(), threads);
             }
-            return pybind11::make_tuple(best, highest, total, second);
+            return pybind11::make_tuple(best, highest, total);
         });
+    module.def("draw_tokens", [](const pybind11::list& asked, int64_t size, int threads) {
+        std::vector<smelt::Draw> draws;
+        for (const auto& one : asked) {
+            const auto each = one.cast<pybind11::tuple>();
+            draws.push_back({at<float>(each[0].cast<Address>()), each[1].cast<float>(), each[2].cast<int64_t>(), each[3].cast<float>(),
+                             each[4].cast<float>(), each[5].cast<uint64_t>(), each[6].cast<uint32_t>(), each[7].cast<int64_t>()});
+        }
+        std::vector<std::vector<smelt::Ranked>> found(draws.size());
+        {
+            const pybind11::gil_scoped_release free;
+            smelt::draw_tokens(draws, size, found.data(), threads);
+        }
+        pybind11::list ranked;
+        for (const auto& row : found) {
+            pybind11::list tokens;
+            for (const auto& each : row) tokens.append(pybind11::make_tuple(each.id, each.value));
+            ranked.append(tokens);
+        }
+        return ranked;
+    });
     module.def(
         "rotate_and_store",
         [](const smelt::Cache& cache, Address heads, int64_t tokens, int64_t query_heads, Address cosines, Address sines,

@@ -65,10 +65,27 @@ void add(const bf16* a, const bf16* b, int64_t count, bf16* out, int threads);
 
 void to_float32(const bf16* values, int64_t count, float* out, int threads);
 
-// Of each row: the place of the largest number (the first of several), that number (NaN if any is), log of the sum of e^x, and the largest
-// of all others.
-void logit_statistics(const float* logits, int64_t rows, int64_t size, int64_t* best, float* highest, float* total, float* second,
-                      int threads);
+// Of each row: the place of the largest number (the first of several), that number (NaN if any is), and log of the sum of e^x.
+void logit_statistics(const float* logits, int64_t rows, int64_t size, int64_t* best, float* highest, float* total, int threads);
+
+// A row of logits to choose a token from.
+struct Draw {
+    const float* logits;
+    float temperature;  // 0: the largest
+    int64_t top_k;      // 0: all
+    float top_p, min_p;
+    uint64_t seed;  // of the noise, with `length`, how many tokens the sequence has
+    uint32_t length;
+    int64_t count;  // of tokens to rank
+};
+
+struct Ranked {
+    float value;  // against the first one's, which is 1
+    int32_t id;
+};
+
+// The tokens that were best, the chosen one first; none if a logit is NaN, or none is finite. Each row has `size` logits.
+void draw_tokens(const std::vector<Draw>& draws, int64_t size, std::vector<Ranked>* found, int threads);
 
 enum { kBfloat16, kInt8, kFloat8 };
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import torch
@@ -11,9 +11,10 @@ from torch import Tensor
 from ..decoder.linears.linear import Linear, restored_from
 from ..decoder.parts.batch import Batch
 from ..decoder.parts.kv_cache import KeysValues
-from ..decoder.parts.logit_statistics import LogitStatistics
 from ..decoder.parts.operators import Attention, LayerParts, Operators, Rotation, Rowwise, Stack, stored_by_torch
 from ..heads import Heads
+from ..sampling.draw import Draw, RankedToken
+from ..sampling.logit_statistics import LogitStatistics
 from ..weights.matrix import Matrix
 from .cache import LARGEST_HEAD, also_addresses, layer_handle, stores
 from .linears import CodesLinear, NativeDenseLinear
@@ -79,6 +80,17 @@ class NativeOperators(Operators):
         logits = logits.contiguous()
         rows, size = logits.shape
         return LogitStatistics(*self._kernels.logit_statistics(logits.data_ptr(), rows, size, torch.get_num_threads()))
+
+    def draw_tokens(self, draws: Sequence[Draw]) -> list[list[RankedToken]]:
+        if not draws:
+            return []
+        rows = [each.logits.contiguous() for each in draws]
+        asked = [
+            (row.data_ptr(), p.temperature, p.top_k, p.top_p, p.min_p, each.seed, each.length, each.ranks)
+            for row, each, p in zip(rows, draws, (each.params for each in draws), strict=True)
+        ]
+        found = self._kernels.draw_tokens(asked, len(rows[0]), torch.get_num_threads())
+        return [[RankedToken(*token) for token in ranked] for ranked in found]
 
     def stack(self, layers: list[LayerParts], reach: Callable[[int], None] | None = None) -> Stack | None:
         return stack_of(self._kernels, layers) if reach is None else None

@@ -74,17 +74,16 @@ void to_float32(const bf16* values, int64_t count, float* out, int threads) {
     by_sixteen(count, threads, [&](int64_t i, __mmask16 mask) { _mm512_mask_storeu_ps(out + i, mask, load16(values + i, mask)); });
 }
 
-void logit_statistics(const float* logits, int64_t rows, int64_t size, int64_t* best, float* highest, float* total, float* second, int threads) {
+void logit_statistics(const float* logits, int64_t rows, int64_t size, int64_t* best, float* highest, float* total, int threads) {
     spread(threads, rows, 1, [&](int64_t row) {
         const float* x = logits + row * size;
-        __m512 most = _mm512_set1_ps(-INFINITY), next = most;  // of each lane
+        __m512 most = _mm512_set1_ps(-INFINITY);  // of each lane
         __m512i at = _mm512_setzero_si512(), here = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         __mmask16 strange = 0;
         for (int64_t i = 0; i < size; i += 16) {
             const __mmask16 there = first(size - i);
             const __m512 v = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), there, x + i);
             strange |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-            next = _mm512_max_ps(next, _mm512_min_ps(v, most));
             const __mmask16 above = _mm512_cmp_ps_mask(v, most, _CMP_GT_OQ);  // so each lane keeps the first of equals
             most = _mm512_mask_mov_ps(most, above, v);
             at = _mm512_mask_mov_epi32(at, above, here);
@@ -98,8 +97,6 @@ void logit_statistics(const float* logits, int64_t rows, int64_t size, int64_t* 
             sum = _mm512_mask_add_ps(sum, first(size - i), sum, exp16(_mm512_sub_ps(v, _mm512_set1_ps(largest))));
         }
         best[row] = _mm512_mask_reduce_min_epi32(equal, at);
-        const __mmask16 lane = _mm512_mask_cmpeq_epi32_mask(equal, at, _mm512_set1_epi32(int(best[row])));
-        second[row] = _mm512_reduce_max_ps(_mm512_mask_mov_ps(most, lane, next));
         highest[row] = strange ? NAN : largest;
         total[row] = largest + std::log(_mm512_reduce_add_ps(sum));
     });

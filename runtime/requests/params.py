@@ -90,21 +90,21 @@ class SamplingParams:
         return self.beam_width if self.is_beam_search else self.n
 
     @property
-    def narrows(self) -> bool:
-        """Whether unlikely tokens are left out."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+    def changes_logits(self) -> bool:
+        """Whether tokens become likelier, less likely or impossible, before the temperature and the filters."""
+        return bool(
+            self.constraint is not None
+            or self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.min_tokens
+        )
 
     @property
     def is_plainly_greedy(self) -> bool:
         """Whether the most likely token is always chosen."""
-        return (
-            self.temperature == 0
-            and self.constraint is None
-            and self.repetition_penalty == 1
-            and self.presence_penalty == self.frequency_penalty == 0
-            and not self.logit_bias
-            and self.min_tokens == 0
-        )
+        return self.temperature == 0 and not self.changes_logits
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         return [

@@ -14,7 +14,6 @@ from .params import SamplingParams
 if TYPE_CHECKING:
     import numpy as np
 
-    from .noise import Noise
     from .text_stream import TextStream
     from .token_counts import TokenCounts
 
@@ -87,7 +86,6 @@ class Sequence:
         self.logprobs: list[TokenLogprobs] = []
         self.score = 0.0
         self.candidates: list[BeamCandidate] | None = None
-        self.noise: Noise | None = None
         self.text: TextStream | None = None
         constraint = request.params.constraint
         self.matcher: Matcher | None = None if constraint is None else constraint.start()

@@ -39,8 +39,7 @@ class ModelDrafter(StepwiseDrafter):
         max_num_batched_tokens: int,
     ) -> None:
         longest = model.spec.max_length  # which may be shorter than the verifier's
-        statistics = model.logit_statistics
-        super().__init__(cache, statistics, vocabulary=vocabulary, longest=longest, ends=ends, seed=seed)
+        super().__init__(cache, model.draw_tokens, vocabulary=vocabulary, longest=longest, ends=ends, seed=seed)
         self.model = model
         self._device = device
         self._budget = max_num_batched_tokens

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -14,9 +12,9 @@ from torch import Tensor
 
 from ..decoder.parts.batch import Run
 from ..decoder.parts.kv_cache import KeysValues
-from ..decoder.parts.logit_statistics import LogitStatistics
 from ..requests.sequence import Sequence
-from ..sampling.sampling import merits, trying
+from ..sampling.draw import Draw, DrawTokens
+from ..sampling.sampling import draw_for, trying
 from ..scheduling.plan import DraftRule, StepPlan
 from .caches import DraftCache
 from .drafter import Chains, Drafts, PlannedChain
@@ -84,7 +82,7 @@ class StepwiseDrafter(ABC):
 
     Args:
         cache: its keys and values.
-        statistics: of rows of its logits.
+        draw_tokens: chooses from rows of its logits.
         vocabulary: of the verifier.
         tokens: which of the verifier's tokens each of its logits is for; None for the first ones, in their order.
         longest: the most tokens of a sequence and its draft.
@@ -100,7 +98,7 @@ class StepwiseDrafter(ABC):
     def __init__(
         self,
         cache: DraftCache,
-        statistics: Callable[[Tensor], LogitStatistics],
+        draw_tokens: DrawTokens,
         *,
         vocabulary: int,
         tokens: Tensor | None = None,
@@ -109,7 +107,7 @@ class StepwiseDrafter(ABC):
         seed: int,
     ) -> None:
         self._cache = cache
-        self._statistics = statistics
+        self._draw_tokens = draw_tokens
         self._vocabulary, self._tokens = vocabulary, tokens
         self._longest = longest
         self._ends = ends
@@ -208,48 +206,24 @@ class StepwiseDrafter(ABC):
         logits = self._logits(sequences)
         if self._tokens is None:  # the drafter's table may be padded further than the model's
             logits = logits[:, : self._vocabulary].contiguous()
-        stats = self._statistics(logits)
+        draws = [self._draw(row, each, drafts[each].others_each) for row, each in zip(logits, sequences, strict=True)]
         found: dict[Sequence, DraftChoice | None] = {}
-        for row, sequence in enumerate(sequences):
-            draft, params = drafts[sequence], sequence.request.params
-            if params.is_plainly_greedy and draft.others_each <= 1:
-                found[sequence] = self._greedy(logits[row], stats, row, asks_for_second=draft.others_each == 1)
-                continue
-            by_token = self._of_all(logits[row])
-            if not params.is_plainly_greedy:
-                by_token = merits(by_token, sequence, self._ends, self._seed, len(draft.chain))
-            best = by_token.topk(1 + max(1, draft.others_each))
-            first, *others = best.values.tolist()
-            if not math.isfinite(first):
+        for sequence, ranked in zip(sequences, self._draw_tokens(draws), strict=True):
+            if not ranked:
                 found[sequence] = None
                 continue
-            # A token's odds against the first: the quotient of their probabilities, or of these over their noise.
-            is_logit = params.temperature == 0
-            odds = (
-                [math.exp(each - first) if is_logit else each / first for each in others]
-                if first > 0 or is_logit
-                else []
-            )
-            token, *second = best.indices.tolist()
-            likely = list(zip(odds, second, strict=False))[: draft.others_each]
-            found[sequence] = DraftChoice(token, odds[0] if odds else 1.0, likely)
+            places = None if not sequence.request.params.is_plainly_greedy else self._tokens
+            first, *others = [(odds, token if places is None else int(places[token])) for token, odds in ranked]
+            second = others[0][0] if others else 0.0
+            found[sequence] = DraftChoice(first[1], second, others[: drafts[sequence].others_each])
         return found
 
-    def _greedy(self, logits: Tensor, stats: LogitStatistics, row: int, *, asks_for_second: bool) -> DraftChoice:
-        """The highest logit, and the second highest: far faster than to look for the highest two."""
-        best = stats.best[row]
-        if not stats.is_sound(row):
-            return DraftChoice(self._token(best), 1.0)
-        if stats.second is not None and not asks_for_second:
-            return DraftChoice(self._token(best), math.exp(stats.second[row] - stats.highest[row]))
-        logits[best] = -math.inf
-        highest, second = logits.max(-1)
-        odds = math.exp(highest.item() - stats.highest[row])
-        return DraftChoice(self._token(best), odds, [(odds, self._token(int(second)))] if asks_for_second else [])
-
-    def _token(self, place: int) -> int:
-        """What one of its logits is for."""
-        return place if self._tokens is None else int(self._tokens[place])
+    def _draw(self, logits: Tensor, sequence: Sequence, others: int) -> Draw:
+        """What ranks the next token, the second one for its odds, and ``others`` as branches."""
+        count = 1 + max(1, others)
+        if sequence.request.params.is_plainly_greedy:  # among the drafter's own tokens, whatever they stand for
+            return draw_for(logits, sequence, self._ends, self._seed, count)
+        return draw_for(self._of_all(logits), sequence, self._ends, self._seed, count)
 
     def _of_all(self, logits: Tensor) -> Tensor:
         """Logits of the whole vocabulary, of which the drafter's may be a part; tables of embeddings may be padded, too."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..decoder.parts.logit_statistics import LogitStatistics
 from ..requests.sequence import Sequence
-from ..sampling.sampling import Sampled, sampled, trying
+from ..sampling.draw import DrawTokens
+from ..sampling.logit_statistics import LogitStatistics
+from ..sampling.sampling import Sampled, sample, trying
 from .counts import DraftOutcome
 from .tree import TokenTree
 
@@ -66,6 +67,7 @@ def verify(
     sequence: Sequence,
     ends: frozenset[int],
     seed: int,
+    draw_tokens: DrawTokens,
 ) -> Verified:
     """Choose the next tokens of a sequence from logits that were computed with a draft of them.
 
@@ -80,6 +82,7 @@ def verify(
         sequence: the sequence.
         ends: the model's end tokens.
         seed: of the engine, for requests without one.
+        draw_tokens: draws them.
     """
     found: list[Sampled] = []
     children = tree.children()
@@ -90,7 +93,7 @@ def verify(
             reached = node
             if node > 0 and not stats.is_sound(row + node):
                 break  # what the next step says of it counts
-            found.append(sampled(logits, stats, row + node, sequence, ends, seed))
+            found += sample(logits, stats, [row + node], [sequence], ends, seed, draw_tokens)
             last, token = node, found[-1].token
             node = children.get((node, token))
             if node is None:

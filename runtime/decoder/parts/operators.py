@@ -15,6 +15,8 @@ from ....system.hardware.pages import weights_are_elsewhere
 from ...cache_types import OperatorsName
 from ...fusions import Fusions
 from ...heads import Heads
+from ...sampling.draw import Draw, RankedToken, draw_tokens
+from ...sampling.logit_statistics import LogitStatistics, logit_statistics
 from ...weights.matrix import Matrix
 from ..linears.cpu import Int8Linear
 from ..linears.linear import DenseLinear, Linear
@@ -22,7 +24,6 @@ from .attention import attend
 from .batch import Batch
 from .draft_inputs import AuxStates
 from .kv_cache import KeysValues, PagedKeysValues, Rules
-from .logit_statistics import LogitStatistics, logit_statistics
 from .rope import rotate
 
 Rowwise = Callable[[Tensor], Tensor]
@@ -232,6 +233,10 @@ class Operators:
     def logit_statistics(self, logits: Tensor) -> LogitStatistics:
         """Statistics of rows of logits, for choosing tokens."""
         return logit_statistics(logits)
+
+    def draw_tokens(self, draws: Sequence[Draw]) -> list[list[RankedToken]]:
+        """Rank the tokens of rows of logits, the chosen one first; none where logits are not sound or nothing is allowed."""
+        return draw_tokens(draws)
 
     def stack(self, layers: list[LayerParts], reach: Callable[[int], None] | None = None) -> Stack | None:
         """All layers at once, where that is faster for some steps.

@@ -11,8 +11,9 @@ from torch import Tensor
 from ...blocks.block_cache import Copy
 from ...decoder.parts.batch import Batch
 from ...decoder.parts.kv_cache import KeysValues
-from ...decoder.parts.logit_statistics import LogitStatistics
 from ...requests.sequence import BeamCandidate, Request, Sequence, TokenLogprobs, TokenScore
+from ...sampling.draw import DrawTokens
+from ...sampling.logit_statistics import LogitStatistics
 from ...sampling.sampling import Sampled
 from ...scheduling.plan import StepPlan
 from ...speculation.drafter import Drafter
@@ -48,6 +49,9 @@ class RunsBatches(Protocol):
 
     @property
     def logit_statistics(self) -> Callable[[Tensor], LogitStatistics]: ...
+
+    @property
+    def draw_tokens(self) -> DrawTokens: ...
 
     def __call__(self, batch: Batch, store: KeysValues) -> Tensor: ...
 

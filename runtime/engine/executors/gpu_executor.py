@@ -15,7 +15,6 @@ from torch import Tensor
 from ....system.progress import Log
 from ...decoder.model import Model
 from ...decoder.parts.kv_cache import KeysValues
-from ...decoder.parts.logit_statistics import LogitStatistics
 from ...gpu.cache import GpuKeysValues
 from ...gpu.draft_chains import DraftChains
 from ...gpu.head_steps import HeadSteps
@@ -26,9 +25,9 @@ from ...gpu.step_tables import Room, SequenceTokens, TableLayout
 from ...kernels.base.precompile import precompile_work
 from ...kernels.base.targets import target_of
 from ...kernels.rows.sample_tokens import SamplingState, choices, sample_tokens
-from ...requests.noise import PhiloxNoise
 from ...requests.params import SamplingParams
 from ...requests.sequence import Request, Sequence
+from ...sampling.logit_statistics import LogitStatistics
 from ...sampling.sampling import Sampled, sequence_seed, top_logprobs
 from ...scheduling.plan import Chunk, StepPlan
 from ...speculation.drafter import DraftedChain, Drafter, Drafts, PlannedChain
@@ -153,10 +152,6 @@ class GpuExecutor(TorchExecutor):
         """Start a step, or run it synchronously if some request needs the host, or a drafter its tokens."""
         self._release()
         self._make_slots(plan)
-        for chunk in plan.chunks:
-            for sequence in _sampled(chunk):
-                if sequence.noise is None:  # the same tokens, wherever they are chosen
-                    sequence.noise = PhiloxNoise(sequence_seed(sequence, self._seed), sequence.tokens)
         if any(chunk.spare or not self._samples(chunk.sequence.request) for chunk in plan.chunks):
             result = self._compute(plan)
             # They may have more blocks by now.

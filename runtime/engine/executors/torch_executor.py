@@ -15,9 +15,9 @@ from ...blocks.block_cache import Copy
 from ...decoder.model import Model
 from ...decoder.parts.batch import Run
 from ...decoder.parts.kv_cache import KeysValues
-from ...decoder.parts.logit_statistics import LogitStatistics
 from ...requests.sequence import Request, Sequence, TokenLogprobs, TokenScore
 from ...sampling.beam_candidates import continuations
+from ...sampling.logit_statistics import LogitStatistics
 from ...sampling.sampling import Sampled, sample, top_logprobs
 from ...scheduling.plan import Chunk, StepPlan
 from ...speculation.counts import DraftOutcome
@@ -159,7 +159,8 @@ class TorchExecutor:
                 result.continuations[sequence] = continuations(logits[place - 1], sequence, self._ends)
                 continue
             if part.tree is not None:
-                found = verify(logits, stats, mine.start, part.tree, sequence, self._ends, self._seed)
+                draw = self.model.draw_tokens
+                found = verify(logits, stats, mine.start, part.tree, sequence, self._ends, self._seed, draw)
                 result.tokens[sequence] = found.tokens
                 verified[sequence] = DraftOutcome.of(part.tree, found.reached, cut=found.reached != found.last)
                 branch = part.tree.branch_at(found.last)
@@ -216,7 +217,7 @@ class TorchExecutor:
         self, there: Tensor, logits: Tensor, stats: LogitStatistics, rows: list[int], sequences: list[Sequence]
     ) -> dict[Sequence, list[Sampled]]:
         """The next token of each sequence from its row of the logits, which are on the device and on the CPU."""
-        found = sample(logits, stats, rows, sequences, self._ends, self._seed)
+        found = sample(logits, stats, rows, sequences, self._ends, self._seed, self.model.draw_tokens)
         return {sequence: [each] for sequence, each in zip(sequences, found, strict=True)}
 
 

@@ -47,7 +47,7 @@ class DraftHead:
         spec = self._spec = checkpoint.spec
         self._operators, self._model = operators, model
         self.device, self.dtype = operators.device, operators.dtype
-        self.logit_statistics = operators.logit_statistics
+        self.draw_tokens = operators.draw_tokens
         count = len(model.spec.layers)
         self.after = checkpoint.settings.layers(count)
         if min(self.after) < 0 or max(self.after) > count:

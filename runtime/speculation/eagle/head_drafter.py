@@ -55,8 +55,10 @@ class HeadDrafter(StepwiseDrafter):
         seed: int,
         max_num_batched_tokens: int,
     ) -> None:
-        statistics, tokens = head.logit_statistics, head.tokens
-        super().__init__(cache, statistics, vocabulary=vocabulary, tokens=tokens, longest=longest, ends=ends, seed=seed)
+        draw_tokens, tokens = head.draw_tokens, head.tokens
+        super().__init__(
+            cache, draw_tokens, vocabulary=vocabulary, tokens=tokens, longest=longest, ends=ends, seed=seed
+        )
         self.head, self.features = head, features
         self._device, self._budget = device, max_num_batched_tokens
         self.together = min(_TOGETHER, max_num_batched_tokens)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import SamplingParams
-from smelt.runtime.decoder.parts.logit_statistics import logit_statistics
-from smelt.runtime.requests.noise import TokenNoise
 from smelt.runtime.requests.sequence import Request, Sequence
-from smelt.runtime.sampling.sampling import changed_logits, narrowed, sample
+from smelt.runtime.sampling.draw import Draw, draw_tokens, narrowed
+from smelt.runtime.sampling.logit_statistics import logit_statistics
+from smelt.runtime.sampling.noise import exponential
+from smelt.runtime.sampling.sampling import changed_logits, sample
 from torch import Tensor
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -79,7 +80,7 @@ def test_top_p_of_a_large_vocabulary_keeps_what_transformers_keeps(spread: float
 
 def test_noise_is_exponential_down_to_the_smallest() -> None:
     """The least of much noise decides which token is chosen."""
-    draws = torch.cat([TokenNoise(seed).of(0, 1 << 20) for seed in range(32)])
+    draws = torch.cat([exponential(seed, 9, 1 << 20) for seed in range(32)])
     assert draws.min() > 0
     assert draws.isfinite().all()
     for limit in (1e-6, 1e-4, 1e-2, 1.0, 5.0, 12.0):
@@ -116,22 +117,40 @@ def test_ends_are_impossible_before_min_tokens() -> None:
 
 def test_samples_follow_the_distribution() -> None:
     row = logits_of(3)
-    asked = {"temperature": 1.3, "top_k": 12, "seed": 4}
-    sequence = sequence_of([1], [], **asked)
     count = 20000
-    seen = logit_statistics(row[None])
-    drawn = torch.tensor([sample(row[None], seen, [0], [sequence], frozenset(), 0)[0].token for _ in range(count)])
-    expected = narrowed(row, sequence.request.params).softmax(-1)
-    found = torch.bincount(drawn, minlength=VOCABULARY) / count
-    assert (found[expected == 0] == 0).all()
+    sequences = [sequence_of([1], [], temperature=1.3, top_k=12, seed=seed) for seed in range(count)]
+    stats = logit_statistics(row[None])
+    found = sample(row[None], stats, [0] * count, sequences, frozenset(), 0, draw_tokens)
+    shares = torch.bincount(torch.tensor([each.token for each in found]), minlength=VOCABULARY) / count
+    expected = narrowed(row, sequences[0].request.params).softmax(-1)
+    assert (shares[expected == 0] == 0).all()
     # Five standard errors of each share.
-    assert ((found - expected).abs() <= 5 * (expected * (1 - expected) / count).sqrt()).all()
+    assert ((shares - expected).abs() <= 5 * (expected * (1 - expected) / count).sqrt()).all()
+
+
+def test_a_draw_ranks_what_comes_next() -> None:
+    row = logits_of(5)
+    row[[3, 8]] = float("-inf")
+    greedy = draw_tokens([Draw(row, SamplingParams(temperature=0), 0, 1, 3)])[0]
+    best = row.softmax(-1).topk(3)
+    assert [each.token for each in greedy] == best.indices.tolist()
+    assert [each.odds for each in greedy] == pytest.approx((best.values / best.values[0]).tolist(), rel=1e-5)
+    # Among the first six it is a sample of these, and what ranks second is what would be drawn without the first one.
+    asked = Draw(row, SamplingParams(top_k=6), 12, 4, 6)
+    ranked = [each.token for each in draw_tokens([asked])[0]]
+    assert sorted(ranked) == sorted(row.topk(6).indices.tolist())
+    for i, token in enumerate(ranked[:-1]):
+        row[token] = float("-inf")
+        left = asked._replace(logits=row, params=SamplingParams(top_k=5 - i), ranks=1)
+        assert draw_tokens([left])[0][0].token == ranked[i + 1]
+    nothing = torch.full((VOCABULARY,), float("-inf"))
+    assert draw_tokens([asked._replace(logits=nothing), asked._replace(logits=nothing * torch.nan)]) == [[], []]
 
 
 def test_greedy_takes_the_largest_and_returns_its_probability() -> None:
     rows = torch.stack([logits_of(i) for i in range(4)])
     sequences = [sequence_of([1], [], temperature=0, logprobs=2)] * 4
-    found = sample(rows, logit_statistics(rows), [0, 1, 2, 3], sequences, frozenset(), 0)
+    found = sample(rows, logit_statistics(rows), [0, 1, 2, 3], sequences, frozenset(), 0, draw_tokens)
     for row, sampled in zip(rows, found, strict=True):
         assert sampled.token == row.argmax()
         assert sampled.logprob == pytest.approx(row.double().log_softmax(-1).max().item(), abs=1e-5)

@@ -17,9 +17,9 @@ from smelt.runtime.kernels.rows.sample_tokens import (
     outputs,
     sample_tokens,
 )
-from smelt.runtime.requests.noise import PhiloxNoise
 from smelt.runtime.requests.sequence import Request, Sequence
-from smelt.runtime.sampling.sampling import changed_logits, choose, narrowed, sequence_seed
+from smelt.runtime.sampling.draw import draw_tokens, narrowed
+from smelt.runtime.sampling.sampling import changed_logits, draw_for
 from torch import Tensor
 
 from ..interpreter import interpreted
@@ -240,9 +240,9 @@ def test_the_host_draws_what_the_kernels_draw(params: dict[str, Any]) -> None:
     ]
     for slot, sequence in enumerate(sequences):
         fill(asked, slot, sequence)
-        sequence.noise = PhiloxNoise(sequence_seed(sequence, 0), sequence.tokens)
     found, _, _ = run(logits, list(range(12)), [len(each.tokens) for each in sequences], asked, 256)
-    assert found.tolist() == [choose(logits[0], each, ENDS, 0) for each in sequences]
+    ranked = draw_tokens([draw_for(logits[0], each, ENDS, 0) for each in sequences])
+    assert found.tolist() == [tokens[0].token for tokens in ranked]
     assert len(found.unique()) > 5
 
 

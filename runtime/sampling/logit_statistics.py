@@ -16,13 +16,11 @@ class LogitStatistics:
         best: the most likely token of each row; the first of equals.
         highest: its logit; not finite if the row cannot be sampled from.
         total: the logarithm of the sum of the exponentials of all logits.
-        second: the highest of the other logits; None if it was not computed beside the others.
     """
 
     best: list[int]
     highest: list[float]
     total: list[float]
-    second: list[float] | None = None
 
     def is_sound(self, row: int) -> bool:
         """Whether a row can be sampled from: no NaN, and no positive infinity."""
