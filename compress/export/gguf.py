@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType
 from torch import Tensor
@@ -21,11 +20,13 @@ from ...runtime.weights.checkpoint import Checkpoint
 from ...system.errors import Problem, SmeltError, raise_problems
 from ...system.hardware.machine import human_bytes
 from ...system.progress import Progress
+from ...system.storage.files import read_json
+from ...system.storage.new_directory import RECORD, check_room
 from .gguf_architectures import ARCHITECTURES, Architecture, differences, shortcomings
 from .gguf_fields import fields_of
-from .gguf_file import WRITTEN_BY, GgufFile
+from .gguf_file import WRITTEN_BY, GgufFile, Written
 from .gguf_positions import Positions, positions_of
-from .gguf_storage import AUTO, EXACT, KINDS, REQUANTIZED, RESCALED, GGUFType, StoredTensor, together
+from .gguf_storage import AUTO, EXACT, KINDS, REQUANTIZED, RESCALED, GGUFType, StoredTensor, bytes_of, together
 from .gguf_tensors import Large, Small, tensors_of
 from .gguf_tokenizer import Tokenizer, tokenizer_of
 
@@ -114,7 +115,7 @@ def gguf_limits(model: Path, config: Any | None = None) -> list[str]:
 
 
 def export_gguf(checkpoint: Path, target: Path, *, kind: str | None = None, progress: Progress) -> GgufRecord:
-    """Write a checkpoint as a GGUF file; no more than one tensor (of a mixture, all experts' of a layer) is in memory.
+    """Write a checkpoint as a GGUF file; one tensor (of a mixture, all experts' of a layer) at a time is in memory, as it is and as it is written.
 
     Args:
         checkpoint: a directory that the runtime reads.
@@ -126,7 +127,9 @@ def export_gguf(checkpoint: Path, target: Path, *, kind: str | None = None, prog
         SmeltError: it cannot be exported or written.
     """
     raise_problems(gguf_problems(checkpoint, target, kind))
-    return _write(_Opened(checkpoint), target, AUTO if kind is None else KINDS[kind.upper()], progress)
+    opened, stored_as = _Opened(checkpoint), AUTO if kind is None else KINDS[kind.upper()]
+    check_room(target, opened.nbytes(stored_as))
+    return _write(opened, target, stored_as, progress)
 
 
 class _Opened:
@@ -145,8 +148,18 @@ class _Opened:
         self.positions: Positions = positions_of(config, self.spec, known)
         self.tensors = tensors_of(self.checkpoint, self.spec, known)
         self.tokenizer: Tokenizer = tokenizer_of(
-            directory.tokenizer(), self.spec.vocabulary, directory.end_tokens(config)
+            directory.tokenizer(),
+            self.spec.vocabulary,
+            directory.end_tokens(config),
+            getattr(config, "bos_token_id", None),
         )
+
+    def nbytes(self, kind: GGUFType) -> int:
+        """About how large the file will be; most types that hold codes exactly have scales of the same size."""
+        if kind.linear is None or kind.table is None:
+            return self.checkpoint.weights.nbytes
+        large = [tensor for tensor in self.tensors if isinstance(tensor, Large)]
+        return sum(bytes_of(kind.table if each.table else kind.linear, each.elements) for each in large)
 
     def problems(self) -> list[Problem]:
         """What llama.cpp does not support of the architecture."""
@@ -167,16 +180,17 @@ def _write(opened: _Opened, target: Path, kind: GGUFType, progress: Progress) ->
         **WRITTEN_BY,
         "general.name": _model_name(opened),
         "general.type": "model",
+        **_sampling(opened),
         "general.quantization_version": _QUANTIZATION_VERSION,
         "general.file_type": kind.file_type,
         **{f"{arch}.{name}": value for name, value in fields.items()},
         **opened.tokenizer.fields,
     }
-    file = GgufFile(target, arch, fields, _dimensions(opened))
+    file = GgufFile(target, arch, fields, _dimensions(opened, kind))
     linears: Counter[str] = Counter()
     larger = 0
 
-    def each() -> Iterator[tuple[str, np.ndarray, tuple[int, ...], GGMLQuantizationType]]:
+    def each() -> Iterator[Written]:
         nonlocal larger
         for name, tensor in opened.positions.tensors.items():
             yield _small(name, tensor, record)
@@ -187,16 +201,22 @@ def _write(opened: _Opened, target: Path, kind: GGUFType, progress: Progress) ->
             matrices = tensor.load()
             wanted = kind.table if tensor.table else kind.linear
             found = together(matrices, wanted)
+            used = found[0].type
             _count(record, found)
             if not tensor.table:
-                linears[found.type.name] += found.data.nbytes
-            larger += wanted is not None and found.type.name != wanted
+                linears[used.name] += sum(part.data.nbytes for part in found)
+            larger += wanted is not None and used.name != wanted
             rows, columns = matrices[0].shape
             shape = (len(matrices), rows, columns) if tensor.stacked else (rows, columns)
             del matrices
-            yield tensor.name, found.data, shape, found.type
-            if tensor.factored:
-                yield _small(_factor_name(tensor), _factors(found, rows), record)
+            yield tensor.name, [part.data for part in found], shape, used
+            if tensor.factored and kind is AUTO:
+                if used is not GGMLQuantizationType.NVFP4:
+                    raise SmeltError(
+                        f"{opened.checkpoint.path}: {tensor.name}: its NVFP4 scales are not all numbers; quantize it again"
+                    )
+                yield _small(_factor_name(tensor), _factors(found), record)
+            del found
         if kind is AUTO and linears:
             fields["general.file_type"] = _file_type(linears.most_common(1)[0][0])
 
@@ -208,49 +228,64 @@ def _write(opened: _Opened, target: Path, kind: GGUFType, progress: Progress) ->
 
 
 def _model_name(opened: _Opened) -> str:
-    """The directory's name. llama.cpp recognizes Phi-3 by it, then looks for that model's tokens, or fails."""
-    name = opened.checkpoint.path.resolve().name
+    """What the model is called. llama.cpp recognizes Phi-3 by it, then looks for that model's tokens, or fails."""
+    path = opened.checkpoint.path.resolve()
+    name = path.name
+    if name == "checkpoint" and (path / RECORD).is_file():  # of a run, whose record names the model
+        known = read_json(path / RECORD, "the record").get("model")
+        name = (known.get("name") if isinstance(known, dict) else None) or path.parent.name
+        name = Path(name).name
     if {"</s>", "<unk>", "<s>", "<|endoftext|>"} <= set(opened.tokenizer.fields["tokenizer.ggml.tokens"]):
         return name
     return re.sub("phi-?3", "phi 3", name, flags=re.IGNORECASE)
 
 
-def _dimensions(opened: _Opened) -> dict[str, int]:
+def _sampling(opened: _Opened) -> dict[str, Any]:
+    """How the model's authors want tokens chosen, which llama.cpp follows where it is not asked otherwise."""
+    known = opened.checkpoint.directory.sampling_defaults()
+    fields = {
+        "temperature": ("temp", float),
+        "top_k": ("top_k", int),
+        "top_p": ("top_p", float),
+        "min_p": ("min_p", float),
+    }
+    return {f"general.sampling.{name}": of(known[key]) for key, (name, of) in fields.items() if known.get(key, 0) > 0}
+
+
+def _dimensions(opened: _Opened, kind: GGUFType) -> dict[str, int]:
     found = dict.fromkeys(opened.positions.tensors, 1)
     for tensor in opened.tensors:
         if isinstance(tensor, Small):
             found[tensor.name] = tensor.dimensions
             continue
         found[tensor.name] = 3 if tensor.stacked else 2
-        if tensor.factored:
+        if tensor.factored and kind is AUTO:
             found[_factor_name(tensor)] = 1
     return found
 
 
-def _small(
-    name: str, tensor: Tensor, record: GgufRecord
-) -> tuple[str, np.ndarray, tuple[int, ...], GGMLQuantizationType]:
+def _small(name: str, tensor: Tensor, record: GgufRecord) -> Written:
     values = tensor.to(torch.float32).contiguous()
     record.tensors.setdefault("F32", Carried()).exact += 1
-    return name, values.numpy(), tuple(values.shape), GGMLQuantizationType.F32
+    return name, [values.numpy()], tuple(values.shape), GGMLQuantizationType.F32
 
 
 def _factor_name(tensor: Large) -> str:
     return tensor.name.removesuffix("weight") + "scale"
 
 
-def _factors(found: StoredTensor, rows: int) -> Tensor:
+def _factors(found: list[StoredTensor]) -> Tensor:
     """One for each expert, or one: the rows of a matrix share theirs."""
-    count = len(found.data) // rows
-    return torch.ones(count) if found.factor is None else found.factor.view(count, rows)[:, 0]
+    return torch.stack([torch.ones(()) if each.factor is None else each.factor[0] for each in found])
 
 
-def _count(record: GgufRecord, found: StoredTensor) -> None:
-    carried = record.tensors.setdefault(found.type.name, Carried())
-    carried.exact += found.how == EXACT
-    carried.rescaled += found.how == RESCALED
-    carried.requantized += found.how == REQUANTIZED
-    carried.worst_error = max(carried.worst_error, found.error)
+def _count(record: GgufRecord, found: list[StoredTensor]) -> None:
+    how = max((each.how for each in found), key=(EXACT, RESCALED, REQUANTIZED).index)
+    carried = record.tensors.setdefault(found[0].type.name, Carried())
+    carried.exact += how == EXACT
+    carried.rescaled += how == RESCALED
+    carried.requantized += how == REQUANTIZED
+    carried.worst_error = max(carried.worst_error, *(each.error for each in found))
 
 
 def _file_type(name: str) -> int:

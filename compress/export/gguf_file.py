@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,10 @@ def written_by_smelt(path: Path) -> bool:
     return start.startswith(b"GGUF") and mark in start
 
 
+# A tensor's name, its bytes in pieces, its shape, and its type.
+Written = tuple[str, Sequence[np.ndarray], tuple[int, ...], GGMLQuantizationType]
+
+
 class GgufFile:
     """A file that appears when it is complete.
 
@@ -49,23 +53,25 @@ class GgufFile:
         self._target, self._arch, self._fields = target, arch, fields
         self._names = list(tensors)
         self._known: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int]] = {}
-        self._partial = target.with_name(target.name + ".partial")
+        whole = target.resolve()
+        self._partial = whole.with_name(whole.name + ".partial")
         held = {name: ((1,) * count, GGMLQuantizationType.F32, 4) for name, count in tensors.items()}
         self._header_size = len(self._header(held))
         self.nbytes = 0
 
-    def write(self, tensors: Iterable[tuple[str, np.ndarray, tuple[int, ...], GGMLQuantizationType]]) -> None:
-        """Write all tensors, each given by name, bytes, shape and type, and let the file appear."""
+    def write(self, tensors: Iterable[Written]) -> None:
+        """Write all tensors, and let the file appear."""
         with alone(self._target):
             self._write(tensors)
 
-    def _write(self, tensors: Iterable[tuple[str, np.ndarray, tuple[int, ...], GGMLQuantizationType]]) -> None:
+    def _write(self, tensors: Iterable[Written]) -> None:
         try:
             with self._partial.open("wb") as file:
                 file.seek(_padded(self._header_size))
-                for name, data, shape, kind in tensors:
-                    self._known[name] = (shape, kind, data.nbytes)
-                    file.write(np.ascontiguousarray(data).data)
+                for name, pieces, shape, kind in tensors:
+                    self._known[name] = (shape, kind, sum(piece.nbytes for piece in pieces))
+                    for piece in pieces:
+                        file.write(np.ascontiguousarray(piece).data)
                     file.seek(_padded(file.tell()))
                 assert list(self._known) == self._names
                 header = self._header(self._known)
@@ -76,7 +82,7 @@ class GgufFile:
                 file.write(header)
                 file.flush()
                 os.fsync(file.fileno())
-            self._partial.replace(self._target)
+            self._partial.replace(self._target.resolve())
         except OSError as error:
             self._partial.unlink(missing_ok=True)
             raise disk_error(error, self._target, self.nbytes) from None
@@ -104,6 +110,7 @@ _TYPES = {bool: GGUFValueType.BOOL, int: GGUFValueType.UINT32, float: GGUFValueT
 
 def _add(writer: GGUFWriter, name: str, value: Any) -> None:
     if isinstance(value, list):
+        assert value  # of an empty one nothing would be written
         writer.add_array(name, value)
     else:
         writer.add_key_value(name, value, _TYPES[type(value)])

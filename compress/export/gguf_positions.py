@@ -45,6 +45,10 @@ def positions_of(config: Any, spec: DecoderSpec, architecture: Architecture) -> 
     found.fields["rope.freq_base"] = float(parameters["rope_theta"])
     rotated = 2 * len(main.frequencies(0)[0])
     found.fields["rope.dimension_count"] = rotated
+    if architecture.neighbours and rotated != spec.head_size:
+        found.problems.append(
+            f"it rotates {rotated} of {spec.head_size} channels of a head; llama.cpp's {architecture.arch.name} rotates all"
+        )
     scaling = _SCALINGS.get(main.kind)
     if scaling is None:
         found.problems.append(f"its RoPE scaling is {main.kind!r}, which llama.cpp does not support")
@@ -81,9 +85,10 @@ def _yarn(found: Positions, rope: Rope, parameters: dict[str, Any], spec: Decode
         "rope.scaling.yarn_beta_fast": float(parameters.get("beta_fast") or 32),
         "rope.scaling.yarn_beta_slow": float(parameters.get("beta_slow") or 1),
     }
-    # llama.cpp has its own factor for attention, which is transformers' where the config gives none.
-    if abs(rope.frequencies(0)[1] - (0.1 * math.log(factor) + 1)) > 1e-6:
-        found.problems.append("its yarn scaling sets an attention factor, for which llama.cpp has no field")
+    # llama.cpp multiplies its own factor of cosines and sines, which is transformers' where the config gives none.
+    attention = rope.frequencies(0)[1] / (0.1 * math.log(factor) + 1)
+    if abs(attention - 1) > 1e-6:
+        found.fields["rope.scaling.attn_factor"] = attention
     if parameters.get("truncate") is False:
         found.problems.append("its yarn scaling does not round its range to whole dimensions, as llama.cpp does")
 

@@ -34,7 +34,7 @@ def _in_parts(values: Tensor, layout: BlockLayout) -> Blocks:
     if not layout.affine:
         wanted = _symmetric(flat, layout).view(count, each)
         # The largest part takes the outermost scale; the range has one more below zero.
-        scale = (_outermost(wanted) / layout.part_low).squeeze(1)
+        scale = _stored((_outermost(wanted) / layout.part_low).squeeze(1))
         part_scale = _shares(wanted, scale, layout.part_low, layout.part_high)
         for _ in range(_REFITS):
             codes = _codes(parts, scale.half().float()[:, None] * part_scale, layout)
@@ -44,7 +44,7 @@ def _in_parts(values: Tensor, layout: BlockLayout) -> Blocks:
         codes = _codes(parts, scale.float()[:, None] * part_scale, layout)
         return Blocks(codes.short().flatten(1), scale, part_scale=part_scale.to(torch.int32))
     wanted, least = (found.view(count, each) for found in _affine(flat, layout.high, below_zero=True))
-    scale, minimum = wanted.amax(1) / layout.part_high, least.amin(1) / layout.part_high
+    scale, minimum = _stored(wanted.amax(1) / layout.part_high), _stored(least.amin(1) / layout.part_high)
     part_scale = _shares(wanted, scale, 0, layout.part_high)
     part_minimum = _shares(least, minimum, 0, layout.part_high)
     for _ in range(_REFITS):
@@ -55,6 +55,12 @@ def _in_parts(values: Tensor, layout: BlockLayout) -> Blocks:
     lowest = minimum.float()[:, None] * part_minimum
     codes = _codes(parts - lowest.unsqueeze(-1), scale.float()[:, None] * part_scale, layout)
     return Blocks(codes.short().flatten(1), scale, minimum, part_scale.to(torch.int32), part_minimum.to(torch.int32))
+
+
+def _stored(scale: Tensor) -> Tensor:
+    """A block's scale as it will be read, no smaller than asked for: float16 has few digits of tiny ones, in whose multiples parts' scales are counted."""
+    half = scale.half()
+    return torch.where(half.float().abs() < scale.abs(), (half.view(torch.int16) + 1).view(torch.float16), half).float()
 
 
 def _symmetric(values: Tensor, layout: BlockLayout) -> Tensor:

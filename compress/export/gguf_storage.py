@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -221,17 +222,21 @@ def _small_floats(matrix: Matrix) -> StoredTensor | None:
     return StoredTensor(GGMLQuantizationType.NVFP4, data.view(rows, -1).numpy(), EXACT, 0.0, each.factor)
 
 
-def together(experts: Sequence[Matrix], wanted: str | None) -> StoredTensor:
+def together(experts: Sequence[Matrix], wanted: str | None) -> list[StoredTensor]:
     """The same for several experts' weights, which must have one type."""
     each = [stored(matrix, wanted) for matrix in experts]
     kinds = {found.type for found in each}
     if len(kinds) > 1:
+        del each
         widest = max(kinds, key=lambda kind: quants.quant_shape_to_byte_shape((1, 256), kind)[1]).name
         name = widest if widest in BY_NAME or widest in _TORCH else "Q8_0"
         each = [stored(matrix, name) for matrix in experts]
-    how = max((found.how for found in each), key=(EXACT, RESCALED, REQUANTIZED).index)
-    factor = None if each[0].factor is None else torch.cat([f.factor for f in each if f.factor is not None])
-    return StoredTensor(each[0].type, np.concatenate([f.data for f in each]), how, max(f.error for f in each), factor)
+    return each
+
+
+def bytes_of(name: str, elements: int) -> int:
+    """How many bytes so many values take in a type."""
+    return math.prod(quants.quant_shape_to_byte_shape((elements // 256 + 1, 256), GGMLQuantizationType[name]))
 
 
 def _fitting(name: str, columns: int) -> str:

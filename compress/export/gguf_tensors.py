@@ -39,13 +39,15 @@ class Large:
 
     Attributes:
         name: in the file.
+        elements: how many values it has.
         load: one matrix, or one for each expert.
         stacked: whether it is all experts'.
         table: whether it is the embedding or lm_head.
-        factored: whether a factor is stored with it (NVFP4).
+        factored: whether a factor is stored with it, where it stays NVFP4.
     """
 
     name: str
+    elements: int
     load: Callable[[], list[Matrix]]
     stacked: bool = False
     table: bool = False
@@ -67,7 +69,7 @@ class _Walk:
 
     def __iter__(self) -> Iterator[Small | Large]:
         names, spec = self._spec.names, self._spec
-        yield Large(_name(MODEL_TENSOR.TOKEN_EMBD), self._table(names.embedding), table=True)
+        yield self._table(MODEL_TENSOR.TOKEN_EMBD, names.embedding)
         if names.positions:
             positions = f"{names.positions}.weight"
             yield Small(_name(MODEL_TENSOR.POS_EMBD), 2, lambda: self._checkpoint.tensor(positions))
@@ -76,7 +78,7 @@ class _Walk:
         if has_head:
             yield from self._linear(names.head, MODEL_TENSOR.OUTPUT, table=True)
         elif self._architecture.head == "always":
-            yield Large(_name(MODEL_TENSOR.OUTPUT), self._table(names.embedding), table=True)
+            yield self._table(MODEL_TENSOR.OUTPUT, names.embedding)
         for i in range(len(spec.layers)):
             yield from self._layer(i)
 
@@ -118,8 +120,9 @@ class _Walk:
             def load(all_names: list[str] = all_names) -> list[Matrix]:
                 return [self._checkpoint.matrix(one) for one in all_names]
 
-            factored = self._checkpoint.has(f"{all_names[0]}.weight_global_scale")
-            yield Large(_name(kind, i), load, stacked=True, factored=factored)
+            factored = all(self._is_factored(one) for one in all_names)
+            elements = sum(map(self._elements, all_names))
+            yield Large(_name(kind, i), elements, load, stacked=True, factored=factored)
 
     def _linear(
         self,
@@ -140,8 +143,8 @@ class _Walk:
                 found = Matrix.plain(found.dense(self._checkpoint.dtype).T.contiguous(), found.inputs)
             return [found if rows is None else found.rows(rows)]
 
-        factored = self._checkpoint.has(f"{name}.weight_global_scale")
-        yield Large(_name(kind, i), load, table=table, factored=factored)
+        factored = self._is_factored(name)
+        yield Large(_name(kind, i), self._elements(name), load, table=table, factored=factored)
         if not self._checkpoint.has(f"{name}.bias"):
             return
         if not (biased or self._architecture.all_biases):
@@ -173,14 +176,24 @@ class _Walk:
         rows = torch.arange(heads * spec.head_size)
         return rows.view(heads, 2, spec.head_size // 2).transpose(1, 2).flatten()
 
-    def _table(self, name: str) -> Callable[[], list[Matrix]]:
-        return lambda: [self._checkpoint.matrix(name, "Embedding")]
+    def _table(self, kind: MODEL_TENSOR, name: str) -> Large:
+        elements = self._elements(name, "Embedding")
+        return Large(_name(kind), elements, lambda: [self._checkpoint.matrix(name, "Embedding")], table=True)
+
+    def _elements(self, name: str, kind: str = "Linear") -> int:
+        found = self._checkpoint.layout(name, kind)
+        return found.rows * found.columns
 
     def _first(self, names: list[str]) -> str:
         for name in names:
             if self._checkpoint.has_matrix(name):
                 return name
         raise RuntimeProblem(f"{self._checkpoint.path}: the checkpoint lacks {names[0]}")
+
+    def _is_factored(self, name: str) -> bool:
+        """Whether it is NVFP4 in whole blocks of GGUF's: of 64, two codes in a byte."""
+        packed = f"{name}.weight_packed"
+        return self._checkpoint.has(f"{name}.weight_global_scale") and self._checkpoint.shape(packed)[-1] % 32 == 0
 
     def _refuse_bias(self, name: str) -> None:
         # Some tools write a bias of zeros for every linear.

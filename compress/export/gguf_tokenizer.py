@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,10 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 # Tokens that no merge makes are the last that llama.cpp assembles.
 _LAST = -1e6
+# What llama.cpp takes for the end where the file names none.
+_ENDS_UNNAMED = {"gpt2": 11, "llama": 2}
+# Names by which llama.cpp recognizes further ends.
+_KNOWN_ENDS = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"}
 
 
 @dataclass
@@ -34,13 +40,14 @@ class Tokenizer:
     notes: list[str] = field(default_factory=list)
 
 
-def tokenizer_of(tokenizer: PreTrainedTokenizerBase, rows: int, ends: list[int]) -> Tokenizer:
+def tokenizer_of(tokenizer: PreTrainedTokenizerBase, rows: int, ends: list[int], begin: int | None = None) -> Tokenizer:
     """The fields that make llama.cpp tokenize text as a tokenizer does.
 
     Args:
         tokenizer: as transformers opens it.
         rows: of the embedding; the file needs that many tokens.
         ends: the model's EOS tokens, for a tokenizer that names none and for those after the first.
+        begin: the model's BOS token, for a tokenizer that names none.
 
     Raises:
         SmeltError: llama.cpp has no tokenizer of this kind.
@@ -57,18 +64,36 @@ def tokenizer_of(tokenizer: PreTrainedTokenizerBase, rows: int, ends: list[int])
         raise SmeltError(
             f"its tokenizer has token id {highest}, but the embedding has only {rows} rows; llama.cpp rejects that"
         )
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if data["model"].get(name):
+            raise SmeltError(f"its tokenizer has a {name} ({data['model'][name]!r}), which llama.cpp's have not")
     found = Tokenizer()
-    if _is_sentencepiece(data):
+    if any(step["type"] == "ByteLevel" for step in _steps(data)):
+        _byte_level(found, data, rows)
+    elif data["model"].get("byte_fallback"):
         _sentencepiece(found, data, rows)
     else:
-        _byte_level(found, data, rows)
-    _special(found, tokenizer, ends)
+        raise SmeltError(
+            "its BPE tokenizer neither works on bytes (ByteLevel) nor falls back to them (byte_fallback); llama.cpp has no"
+            " such tokenizer"
+        )
+    twice = [token for token, count in Counter(found.fields["tokenizer.ggml.tokens"]).items() if count > 1]
+    if twice:
+        raise SmeltError(f"two of its tokens are {twice[0]!r} for llama.cpp, which rejects that")
+    _special(found, tokenizer, ends, begin)
+    found.notes += _of_added_tokens(data)
     return found
 
 
-def _is_sentencepiece(data: dict[str, Any]) -> bool:
-    """Whether spaces are visible characters and unknown characters become bytes."""
-    return bool(data["model"].get("byte_fallback"))
+def _steps(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What happens to text before tokens are looked up, one step after another."""
+    left = [step for step in (data.get("pre_tokenizer"), data.get("normalizer")) if step is not None]
+    while left:
+        step = left.pop()
+        inner = step.get("normalizers", []) + step.get("pretokenizers", [])
+        left += reversed(inner)
+        if not inner:
+            yield step
 
 
 def _byte_level(found: Tokenizer, data: dict[str, Any], rows: int) -> None:
@@ -84,6 +109,8 @@ def _byte_level(found: Tokenizer, data: dict[str, Any], rows: int) -> None:
         found.notes.append(
             f"llama.cpp does not normalize text ({kind}), so text that this changes is tokenized differently"
         )
+    if not _merges(data):
+        raise SmeltError("its tokenizer has no merges, without which llama.cpp loads none")
     tokens, types = _tokens(data, rows)
     found.fields |= {
         "tokenizer.ggml.model": "gpt2",
@@ -117,23 +144,42 @@ def _sentencepiece(found: Tokenizer, data: dict[str, Any], rows: int) -> None:
         "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.add_space_prefix": _prefixes_space(data),
     }
-    unlisted = _unlisted_merges(made, {(left, right) for left, right in merges}, set(data["model"]["vocab"]))
+    normal = {token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.NORMAL}
+    unlisted = _unlisted_merges(normal, set(merges))
     if unlisted:
         found.notes.append(
             f"llama.cpp merges any two tokens that make a third; this tokenizer lacks {unlisted} such merges, so text may be tokenized differently"
         )
+    others = sorted({step["type"] for step in _steps(data) if not _is_sentencepieces(step)})
+    if others:
+        found.notes.append(
+            f"llama.cpp does not change or split text as this tokenizer does ({', '.join(others)}), so text that this concerns is tokenized differently"
+        )
+
+
+def _is_sentencepieces(step: dict[str, Any]) -> bool:
+    """Whether a step is one of those that make spaces visible, as llama.cpp does."""
+    pattern = step.get("pattern")
+    return (
+        step["type"] in ("Prepend", "Metaspace")
+        or (step["type"] == "Replace" and pattern == {"String": " "} and step["content"] == _SPACE)
+        or (step["type"] == "Split" and pattern == {"String": " "})  # Gemma's, of which none are left by then
+    )
 
 
 def _tokens(data: dict[str, Any], rows: int) -> tuple[list[str], list[int]]:
     """The text and type of each token; embedding rows without a token get a name that is never used."""
-    tokens = [f"[PAD{i}]" for i in range(rows)]
-    types = [int(TokenType.UNUSED)] * rows
-    for token, i in data["model"]["vocab"].items():
-        tokens[i], types[i] = token, int(TokenType.NORMAL)
+    named = {i: (token, TokenType.NORMAL) for token, i in data["model"]["vocab"].items()}
     for added in data["added_tokens"]:
-        i = added["id"]
-        tokens[i] = added["content"]
-        types[i] = int(TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED)
+        named[added["id"]] = added["content"], TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+    known = {token for token, _ in named.values()}
+    tokens, types = [], []
+    for i in range(rows):
+        token, kind = named.get(i, (f"[PAD{i}]", TokenType.UNUSED))
+        while i not in named and token in known:
+            token += "_"
+        tokens.append(token)
+        types.append(int(kind))
     return tokens, types
 
 
@@ -144,45 +190,90 @@ def _merges(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _prefixes_space(data: dict[str, Any]) -> bool:
     """Whether a space is prepended to text."""
-    steps = [step for step in (data.get("normalizer"), data.get("pre_tokenizer")) if step is not None]
-    while steps:
-        step = steps.pop()
-        steps += step.get("normalizers", []) + step.get("pretokenizers", [])
-        if step["type"] == "Prepend" or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never"):
-            return True
-    return False
-
-
-def _unlisted_merges(made: dict[str, int], pairs: set[tuple[str, str]], vocabulary: set[str]) -> int:
-    """How many pairs of tokens make a third without a listed merge."""
-    return sum(
-        (token[:cut], token[cut:]) not in pairs
-        for token in made
-        for cut in range(1, len(token))
-        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    return any(
+        step["type"] == "Prepend" or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
+        for step in _steps(data)
     )
 
 
-def _special(found: Tokenizer, tokenizer: PreTrainedTokenizerBase, ends: list[int]) -> None:
-    begin, end, fill, unknown = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk"))
+def _unlisted_merges(tokens: set[str], pairs: set[tuple[str, str]]) -> int:
+    """How many pairs of tokens make a third without a listed merge."""
+    return sum(
+        (token[:cut], token[cut:]) not in pairs
+        for token in tokens
+        for cut in range(1, len(token))
+        if token[:cut] in tokens and token[cut:] in tokens
+    )
+
+
+def _special(found: Tokenizer, tokenizer: PreTrainedTokenizerBase, ends: list[int], begin: int | None) -> None:
+    own, end, fill, unknown = (getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk"))
+    tokens = found.fields["tokenizer.ggml.tokens"]
+    if own is None and begin is not None and 0 <= begin < len(tokens):
+        own = begin
     if end is None and ends:
         end = ends[0]
     if end is None:
+        end = _no_end(found)
+    ids = {"bos": own, "eos": end, "padding": fill, "unknown": unknown}
+    others = [i for i in ends if i != end and i < len(tokens)]
+    ids |= dict(zip(("eot", "eom"), others, strict=False))
+    unnamed = [tokens[i] for i in others[2:] if tokens[i] not in _KNOWN_ENDS]
+    if unnamed:
         found.notes.append(
-            "neither the tokenizer nor the model has an end-of-sequence token, so llama.cpp does not stop by itself"
+            f"the model's outputs also end with {', '.join(unnamed)}, with which they do not in llama.cpp"
         )
-    ids = {"bos": begin, "eos": end, "padding": fill, "unknown": unknown}
-    others = [i for i in ends if i != end]
-    if others:
-        ids["eot"] = others[0]
     for name, i in ids.items():
         if i is not None:
             found.fields[f"tokenizer.ggml.{name}_token_id"] = int(i)
     plain, special = (tokenizer.encode("a", add_special_tokens=added) for added in (False, True))
-    found.fields["tokenizer.ggml.add_bos_token"] = bool(special[:1] == [begin] and plain[:1] != [begin])
-    found.fields["tokenizer.ggml.add_eos_token"] = bool(special[-1:] == [end] and plain[-1:] != [end])
+    begins, stops = (
+        (bool(special[:1] == [own] and plain[:1] != [own])),
+        (bool(special[-1:] == [end] and plain[-1:] != [end])),
+    )
+    found.fields["tokenizer.ggml.add_bos_token"] = begins
+    found.fields["tokenizer.ggml.add_eos_token"] = stops
+    if special != [own] * begins + plain + [end] * stops:
+        found.notes.append(
+            "its tokenizer adds tokens around texts that llama.cpp does not: it knows a first and a last one"
+        )
+    _templates(found, tokenizer)
+
+
+def _no_end(found: Tokenizer) -> int | None:
+    """An end that never comes, since without one llama.cpp takes some token for it."""
+    what = "neither the tokenizer nor the model has an end-of-sequence token"
+    types = found.fields["tokenizer.ggml.token_type"]
+    if int(TokenType.UNUSED) in types:
+        found.notes.append(f"{what}, so llama.cpp does not stop by itself")
+        return types.index(int(TokenType.UNUSED))
+    tokens, usual = found.fields["tokenizer.ggml.tokens"], _ENDS_UNNAMED[found.fields["tokenizer.ggml.model"]]
+    if usual < len(tokens):
+        found.notes.append(f"{what}; llama.cpp then stops at token {usual}, which is {tokens[usual]!r}")
+    return None
+
+
+def _templates(found: Tokenizer, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The chat template, and those with names beside it."""
     template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, dict):
-        template = template.get("default")
-    if template:
-        found.fields["tokenizer.chat_template"] = template
+    named = template if isinstance(template, dict) else {"default": template} if template else {}
+    default = next((name for name in ("default", *named) if name in named), None)
+    if default is None:
+        return
+    found.fields["tokenizer.chat_template"] = named[default]
+    if default != "default":
+        found.notes.append(f"no chat template is the default one; llama.cpp uses {default!r}")
+    others = [name for name in named if name != default]
+    found.fields |= {f"tokenizer.chat_template.{name}": named[name] for name in others}
+    if others:
+        found.fields["tokenizer.chat_templates"] = others
+
+
+def _of_added_tokens(data: dict[str, Any]) -> list[str]:
+    strict = [t for t in data["added_tokens"] if t["lstrip"] or t["rstrip"] or t["single_word"]]
+    if not strict:
+        return []
+    return [
+        f"{len(strict)} added tokens ({strict[0]['content']} is one) take in spaces beside them, or are found as whole words"
+        " only; llama.cpp looks for their text alone"
+    ]

@@ -51,6 +51,23 @@ def check_output(
         raise SmeltError(f"--output: {output} was not made by `smelt {command}`; choose another or remove it yourself")
 
 
+def check_room(output: Path, size: int) -> None:
+    """Refuse to begin what the disk has no room for.
+
+    Args:
+        output: what is to be written.
+        size: its bytes.
+
+    Raises:
+        SmeltError: fewer are free.
+    """
+    free = free_disk(output)
+    if size > free:
+        raise SmeltError(
+            f"{output}: {human_bytes(size)} are needed and {human_bytes(free)} are free; make room or choose another"
+        )
+
+
 @contextmanager
 def appearing(output: Path, size: int) -> Iterator[Path]:
     """Where to put a directory together; it appears as ``output`` when all went well, and is gone if not.
@@ -61,11 +78,7 @@ def appearing(output: Path, size: int) -> Iterator[Path]:
         output: the new directory.
         size: bytes of its tensors.
     """
-    free = free_disk(output)
-    if size > free:
-        raise SmeltError(
-            f"{output}: {human_bytes(size)} are needed and {human_bytes(free)} are free; make room or choose another"
-        )
+    check_room(output, size)
     staging = output.with_name(output.name + _STAGING)
     with alone(output):
         shutil.rmtree(staging, ignore_errors=True)

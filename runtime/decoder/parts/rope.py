@@ -11,6 +11,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 # These two choose their frequencies by the sequence length; all others are fixed.
 _BY_LENGTH = ("dynamic", "longrope")
+# Without scaling, transformers rotates whole heads in all other architectures, whatever their configuration says.
+_PARTLY_ROTATED = ("phi3", "gpt_neox")
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Rope:
         config = self._config
         parameters = config.rope_parameters if self._layer_type is None else config.rope_parameters[self._layer_type]
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        rotated = int(head_size * parameters.get("partial_rotary_factor", 1.0))
+        part = parameters.get("partial_rotary_factor", 1.0) if config.model_type in _PARTLY_ROTATED else 1.0
+        rotated = int(head_size * part)
         return 1.0 / parameters["rope_theta"] ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
 
 

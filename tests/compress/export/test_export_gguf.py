@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +17,16 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, run
-from smelt.compress.export.gguf import GgufRecord, export_gguf, gguf_limits, gguf_problems
+from smelt.compress.export.gguf import GgufRecord, _Opened, export_gguf, gguf_limits, gguf_problems
 from smelt.compress.export.gguf_file import GgufFile
 from smelt.compress.export.gguf_layouts import BY_NAME, LAYOUTS
 from smelt.compress.export.gguf_rounding import rounded
-from smelt.compress.export.gguf_storage import stored
+from smelt.compress.export.gguf_storage import KINDS, stored
 from smelt.runtime.weights.checkpoint import Checkpoint
 from smelt.runtime.weights.matrix import FloatCodes, Matrix
 from smelt.system.errors import SmeltError
 from smelt.system.progress import Progress
+from smelt.system.storage import new_directory
 from torch import Tensor
 
 from ...packing import awq_packed
@@ -230,6 +232,72 @@ def test_a_file_holds_what_the_checkpoint_does(
     assert embedding.tensor_type.name == "BF16"
     expected_embedding = checkpoint.tensor("model.embed_tokens.weight").float().numpy()
     assert np.array_equal(quants.dequantize(embedding.data, embedding.tensor_type), expected_embedding)
+
+
+def test_only_nvfp4_has_factors(tiny: Callable[..., Path], recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """llama.cpp reads them beside that type only, and refuses tensors that it does not ask for."""
+    made = run(recipe(tiny("llama", torch.bfloat16), {"evaluate": False}, scheme="NVFP4A16", ignore=[]))
+    checkpoint = Path(made.checkpoint)
+    for kind, used in ((None, "NVFP4"), ("Q4_0", "Q8_0"), ("F16", "F16")):
+        target = tmp_path / f"{used}.gguf"
+        export_gguf(checkpoint, target, kind=kind, progress=Progress(enabled=False))
+        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(target).tensors}
+        assert tensors["output.weight"].tensor_type.name == used
+        assert ("output.scale" in tensors) == ("blk.0.ffn_up.scale" in tensors) == (kind is None)
+    # A run's output is called as its model is.
+    assert (
+        _fields(tmp_path / "F16.gguf")["general.name"]
+        == json.loads((checkpoint / "smelt.json").read_text())["model"]["name"].rpartition("/")[2]
+    )
+
+
+def test_room_is_looked_for_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(new_directory, "free_disk", lambda _: 1000)
+    with pytest.raises(SmeltError, match=r"are needed and 1.0 kB are free"):
+        _exported(SMELT_6M, tmp_path)
+    with pytest.raises(SmeltError, match=r"are needed and 1.0 kB are free"):
+        export_gguf(SMELT_6M, tmp_path / "q.gguf", kind="Q4_0", progress=Progress(enabled=False))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_estimate_is_the_files_size(tmp_path: Path) -> None:
+    for kind in ("Q4_0", "Q8_0", "F32"):
+        record = export_gguf(SMELT_6M, tmp_path / f"{kind}.gguf", kind=kind, progress=Progress(enabled=False))
+        assert _Opened(SMELT_6M).nbytes(KINDS[kind]) == pytest.approx(record.bytes, rel=0.1)
+
+
+def test_tiny_weights_lose_no_more_than_others() -> None:
+    """Scales of 256 values are kept in float16, which has few digits so far down."""
+    values = torch.randn(64, 256, generator=GENERATOR)
+    for name, worst in (("Q6_K", 0.03), ("Q4_K", 0.13)):
+        for spread in (1.0, 1e-4):
+            found = rounded(values * spread, BY_NAME[name]).values()
+            assert float((found - values * spread).norm() / (values * spread).norm()) < worst
+
+
+def test_sampling_defaults_and_links(tmp_path: Path) -> None:
+    shutil.copytree(SMELT_6M, tmp_path / "model")
+    path = tmp_path / "model" / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": 0, "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "there" / "file.gguf")
+    export_gguf(tmp_path / "model", tmp_path / "link.gguf", kind="Q8_0", progress=Progress(enabled=False))
+    assert (tmp_path / "link.gguf").is_symlink()
+    fields = _fields(tmp_path / "there" / "file.gguf")
+    assert fields["general.sampling.temp"] == pytest.approx(0.6)
+    assert fields["general.sampling.top_k"] == 20
+    assert fields["general.sampling.top_p"] == pytest.approx(0.95)
+
+
+def test_yarns_attention_factor(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """llama.cpp multiplies it by its own, 1 + 0.1 ln(factor)."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    _exported(tiny("qwen2", rope_parameters=yarn | {"attention_factor": 1.5}), tmp_path)
+    found = _fields(tmp_path / "model.gguf")["qwen2.rope.scaling.attn_factor"]
+    assert found * (1 + 0.1 * math.log(4)) == pytest.approx(1.5)
+    (tmp_path / "model.gguf").unlink()
+    _exported(tiny("qwen2", rope_parameters=yarn), tmp_path)
+    assert "qwen2.rope.scaling.attn_factor" not in _fields(tmp_path / "model.gguf")
 
 
 def test_awqs_codes_and_zeros_are_carried_over(tmp_path: Path) -> None:

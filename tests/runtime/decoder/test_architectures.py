@@ -55,6 +55,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 16}),
+    # Which transformers rotates whole all the same.
+    ("llama", {"rope_parameters": {**_ROPE, "rope_type": "default", "partial_rotary_factor": 0.5}}),
+    ("phi3", {"rope_parameters": {**_ROPE, "rope_type": "default", "partial_rotary_factor": 0.5}}),
     ("mistral", {"sliding_window": None}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
     ("gemma2", {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
