@@ -73,6 +73,7 @@ def test_llama_cpp_computes_what_transformers_computes(
         ("llama", {"rope_parameters": LLAMA3}),
         ("llama", {"rope_parameters": LINEAR}),
         ("qwen2", {"rope_parameters": YARN}),
+        ("qwen2", {"rope_parameters": YARN | {"attention_factor": 1.4}}),
         ("phi3", {"rope_parameters": LONGROPE}),
         ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
         ("gpt_neox", {"use_parallel_residual": False}),
