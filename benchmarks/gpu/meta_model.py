@@ -15,6 +15,8 @@ from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.activations import ActivationRounding
 from smelt.runtime.decoder.model import Model
 from smelt.runtime.engine.executors.gpu_executor import GpuExecutor
+from smelt.runtime.engine.setup.config import EngineConfig
+from smelt.runtime.engine.setup.parts import EngineParts
 from smelt.runtime.gpu import linears
 from smelt.runtime.gpu.operators import GpuOperators
 from smelt.runtime.heads import Heads
@@ -190,13 +192,10 @@ def executor_on_meta(
         max_num_seqs, max_num_batched_tokens, max_model_len: the limits of a step and of a sequence.
     """
     model = model_on_meta(size, stored, target, changes)
-    store: Any = model.keys_values(max_num_seqs * -(-max_model_len // _BLOCK), _BLOCK, kept)
-    limits = {
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_model_len": max_model_len,
-    }
-    return GpuExecutor(model, store, frozenset(), 0, **limits, graphs=False)
+    blocks = max_num_seqs * -(-max_model_len // _BLOCK)
+    store: Any = model.keys_values(blocks, _BLOCK, kept)
+    config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+    return GpuExecutor(EngineParts(model, store, blocks, frozenset(), config, max_model_len))
 
 
 @contextmanager

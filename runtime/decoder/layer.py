@@ -19,7 +19,7 @@ from .parallel.expert_parallel import DividedExperts
 from .parallel.sharded import SummedFeedForward
 from .parts.batch import Batch
 from .parts.draft_inputs import JoinedInputs
-from .parts.feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
+from .parts.feed_forward import ExpertChoice, GatedFeedForward, PlainFeedForward, RoutedFeedForward
 from .parts.kv_cache import KeysValues
 from .parts.layer_order import stages_of
 from .parts.operators import Experts, FeedForward, LayerParts, Rowwise
@@ -296,18 +296,16 @@ def _experts(load: DecoderLoader, spec: DecoderSpec, prefix: str) -> FeedForward
         down = load.first_of(tuple(prefix + name.format(e=e) for name in names.expert_down))
         named.append((gate_up, down))
     gathered = load.tensor(f"{router}.weight", (spec.experts, spec.hidden))
+    choose = ExpertChoice(load.operators.router(gathered), spec.experts_per_token, spec.normalized_experts)
     if load.divides_experts:
         begins = load.ranks.bounds(spec.experts)
         own, whole = range(begins[load.ranks.rank], begins[load.ranks.rank + 1]), load.undivided()
         experts = {e: _gated(whole, named[e][0], named[e][1], gate) for e in own}
-        route = load.operators.router(gathered)
-        return DividedExperts(route, spec.experts_per_token, spec.normalized_experts, experts, begins, load.ranks)
+        return DividedExperts(choose, experts, begins, load.ranks)
     alone = load.ranks.count == 1
     together = _grouped(load, named) if alone and load.operators.groups_experts(spec.activation) else None
     forward = RoutedFeedForward(
-        load.operators.router(gathered),
-        spec.experts_per_token,
-        spec.normalized_experts,
+        choose,
         together,
         [] if together is not None else [_gated(load, up, down, gate, sums=False) for up, down in named],
     )

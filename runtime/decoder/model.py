@@ -60,7 +60,6 @@ class Model:
         self,
         checkpoint: Checkpoint | LiveWeights,
         operators: Operators,
-        progress: Callable[[int, int], None] | None = None,
         ranks: Ranks | None = None,
         stages: Stages | None = None,
         context: Ranks | None = None,
@@ -92,8 +91,6 @@ class Model:
         for i in own:
             make = partial(DecoderLayer, load, self.spec, self.spec.layers[i], i)
             self.layers.append(make() if offload is None else offload.build(make))
-            if progress:
-                progress(i - own.start + 1, len(own))
         attending = [i for i in own if self.spec.layers[i].attends]
         self.cache_scheme = cache_scheme(
             checkpoint.cache_args,

@@ -41,8 +41,8 @@ from ..weights.live_weights import LiveWeights
 from .embedding import Pooling, embedding
 from .engine_thread import EngineThread
 from .executors.draft_lengths import drafting_of
-from .executors.executor import Executor, StepHandle, StepResult
-from .executors.executors import EXECUTORS, ExecutorParts
+from .executors.executor import StepHandle, StepResult
+from .executors.executors import executor_of
 from .loop import EngineLoop, Stream
 from .new_requests import NewRequests, Prompt
 from .ranks.share import EngineShare
@@ -52,6 +52,7 @@ from .recorder import Recorder
 from .scoring import grouped
 from .setup.config import LOOKUP, EngineConfig
 from .setup.loading import on_device_of
+from .setup.parts import EngineParts
 
 Sink = Callable[[RequestOutput], object]
 
@@ -116,7 +117,7 @@ class Engine:
         self._draft_model = share.draft_model
         self.drafter = self._drafter()
         self._schedule()
-        self.executor = self._executor()
+        self.executor = executor_of(self._parts(), self.drafter, self._workers)
         self.drafting = None if self.drafter is None else drafting_of(config, self.drafter, self.executor)
         self.scheduler.drafting = self.drafting
         self.scheduler.most_verified = self.executor.most_verified
@@ -156,33 +157,14 @@ class Engine:
 
     def _drafter(self) -> Drafter | None:
         if self._draft_model is not None:
-            return self._draft_model.drafter(
-                self.model,
-                self._store,
-                self.reservation.blocks,
-                self.ends,
-                self.config,
-                max_model_len=self.max_model_len,
-                host=self._host,
-            )
+            return self._draft_model.drafter(self._parts())
         return LookupDrafter() if self.config.drafter == LOOKUP else None
 
-    def _executor(self) -> Executor:
-        """The executor that the model's operators require."""
-        parts = ExecutorParts(
-            self.model,
-            self._store,
-            self.ends,
-            self.config,
-            self._host,
-            self.max_model_len,
-            self._log,
-            self._workers,
-            self.drafter,
+    def _parts(self) -> EngineParts:
+        blocks = self.reservation.blocks
+        return EngineParts(
+            self.model, self._store, blocks, self.ends, self.config, self.max_model_len, self._host, self._log
         )
-        # Graphs are of one process, and of weights that stay where they are.
-        plain = self._workers is not None or self.model.offloads
-        return EXECUTORS["torch" if plain else self.model.operators.executor](parts)
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
         """Load other weights of the same shapes, such as those of a model in training.
@@ -212,7 +194,7 @@ class Engine:
             self.model = Model(live, self.model.operators)
             self._adapters = {}
             self.cache.forget()
-            self.executor = self._executor()
+            self.executor = executor_of(self._parts(), self.drafter, self._workers)
 
     def offload_sentence(self) -> str | None:
         """What reading offloaded weights has taken so far; None if they are in memory."""

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 from torch import Tensor
 
-from ..kernels.rows.sample_tokens import SamplingState
 from ..speculation.eagle.head_drafter import HeadDrafter
-from .cache import GpuKeysValues
 from .gpu_step import GpuStep
-from .layers import GpuLayers
-from .rotary_buffers import RotaryBuffers
-from .sampled_steps import SampledSteps, Tokens
+from .sampled_steps import SampledSteps, StepRoom, Tokens
 from .step_kinds import StepKind
-from .step_tables import TableLayout
 
 
 class HeadSteps(SampledSteps):
@@ -22,35 +15,17 @@ class HeadSteps(SampledSteps):
 
     Args:
         drafter: whose head they are of; its layer is :class:`GpuLayers`.
+        room: see :class:`SampledSteps`.
         states: ``[sequences + 1, hidden]``, by slot what the last step made of the last token; the last row is for padding.
-        layout, state, device, graphs: see :class:`SampledSteps`.
-        logits: float32 ``[wanted, vocabulary of the model]``, room that all steps share.
         goes_on: whether they read ``states``; the first ones read what the model made of tokens.
-        longest: the most tokens of a sequence.
     """
 
     _ahead = 1
 
-    def __init__(
-        self,
-        drafter: HeadDrafter,
-        states: Tensor,
-        layout: TableLayout,
-        state: SamplingState,
-        logits: Tensor,
-        device: AbstractContextManager[object],
-        *,
-        goes_on: bool,
-        longest: int,
-        graphs: bool,
-    ) -> None:
-        head, cache = drafter.head, drafter.store
-        assert isinstance(head.stack, GpuLayers)
-        assert isinstance(cache, GpuKeysValues)
-        rotary = RotaryBuffers(head.rotations, head.dtype, head.device, tokens=layout.room.tokens, longest=longest)
-        waits = any(one.waits for one in head.linears().values())
-        super().__init__(head.stack, waits, cache, layout, state, rotary, device, head.device, graphs=graphs)
-        self._head, self._states, self._room = head, states, logits
+    def __init__(self, drafter: HeadDrafter, room: StepRoom, states: Tensor, *, goes_on: bool) -> None:
+        head = drafter.head
+        super().__init__(head, drafter.store, room)
+        self._head, self._states = head, states
         self._features = None if goes_on else drafter.features
         self._tokens = None if head.tokens is None else head.tokens.to(head.device)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -12,19 +12,15 @@ from torch.nn import functional
 
 from ...quant.activations import is_int8_by_token
 from ..decoder.linears.linear import Linear, restored_from
-from ..kernels.base.workspace import workspace
 from ..kernels.linear import linear_bytes, linear_codes
 from ..kernels.linear.codes_weight import CodesWeight
-from ..kernels.linear.codes_weight import of_experts as codes_of_experts
 from ..kernels.linear.codes_weight import prepare as prepare_codes
 from ..kernels.linear.finish import is_gated
 from ..kernels.linear.gate_rows import gate_rows
 from ..kernels.linear.linear_bytes import CHUNK, BytesWeight
-from ..kernels.linear.linear_bytes import of_experts as bytes_of_experts
 from ..kernels.linear.linear_bytes import prepare as prepare_bytes
 from ..kernels.linear.linear_dense import BLOCK as DENSE_BLOCK
 from ..kernels.linear.linear_dense import DenseWeight, linear_dense
-from ..kernels.linear.linear_dense import of_experts as dense_of_experts
 from ..kernels.linear.linear_dense import prepare as prepare_dense
 from ..kernels.linear.packing import FORMATS, is_two_of_four, kernel_group
 from ..kernels.linear.restore_codes import restore_codes
@@ -72,7 +68,79 @@ class GpuLinear(Linear, Protocol):
         ...
 
 
-class DenseGpuLinear:
+class KernelLinear:
+    """A linear on one of the kernels, or for many rows on torch's product.
+
+    Args:
+        weight: prepared for the kernel, on the device.
+        rounding: of its inputs.
+        kernel: what computes it, for messages.
+        tiles: of the device.
+
+    Attributes:
+        weight, kernel: as given.
+        waits: whether rounding inputs synchronizes with the device (see input_rounding.py).
+        groups: whether experts of this kind can be computed in one launch.
+    """
+
+    product: Callable[..., Tensor]
+
+    def __init__(self, weight: Any, rounding: InputRounding, kernel: str, tiles: Tiles) -> None:
+        self.weight, self._rounding, self.kernel, self._tiles = weight, rounding, kernel, tiles
+        self.numel, self.columns, self.nbytes = weight.rows * weight.columns, weight.columns, weight.nbytes
+        self.waits = rounding.waits
+        self.groups = not self.waits
+        self._explanation = f"{kernel} (tiles for {tiles.description})"
+        self._by_rows: dict[tuple[int, int], Tile] = {}
+
+    def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
+        """Nothing."""
+        return None
+
+    def adds(self, rows: int) -> bool:
+        """By the kernel, or by torch's product without a bias."""
+        return self._takes(rows) or self._is_plain
+
+    def explain(self) -> str:
+        """A description of the kernel that computes it."""
+        return self._explanation
+
+    def tile(self, rows: int, row_tiles: int = 0) -> Tile:
+        """The tile for a step of this many rows; ``row_tiles`` are those of all experts."""
+        if (rows, row_tiles) not in self._by_rows:
+            self._by_rows[rows, row_tiles] = self._tiles.find(*self._tile_key(rows), row_tiles)
+        return self._by_rows[rows, row_tiles]
+
+    def join(self, weights: Sequence[Any]) -> None:
+        """Use all experts' weights, in one copy, instead of its own."""
+        self.weight = self.weight.joined(weights)
+
+    def routed(self, x: Tensor, tile: Tile, routing: Routing) -> Tensor:
+        """Each row times its expert's weight."""
+        return self.product(self._rounding(x), self.weight, tile, routing=routing)
+
+    def _takes(self, rows: int) -> bool:
+        """Whether the kernel computes this many rows."""
+        return True
+
+    def _tile_key(self, rows: int) -> tuple[str, str, LinearShape, int]:
+        """What tiles are found by: kernel, form, shape and the fewest columns of an iteration."""
+        raise NotImplementedError
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.weight.bias is None and self.weight.gate == "none"
+
+    def _by_torch(self, x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor:
+        if residual is not None and self._is_plain:
+            return residual.addmm_(x, weight.T)
+        found = functional.linear(x, weight, self.weight.bias)
+        if self.weight.gate != "none":
+            found = gate_rows(found, self.weight.gate)
+        return found if residual is None else residual.add_(found)
+
+
+class DenseGpuLinear(KernelLinear):
     """Unquantized weights, or formats without a kernel: a kernel for few rows, torch's product for many.
 
     Args:
@@ -82,13 +150,9 @@ class DenseGpuLinear:
         device: where.
         tiles: of the device.
         gate: the fused gate or activation (see finish.py).
-
-    Attributes:
-        weight: on the device.
-        kernel: the name of the kernel for few rows.
-        waits: whether rounding inputs synchronizes with the device (see input_rounding.py).
-        groups: whether experts of this kind can be computed in one launch.
     """
+
+    product = staticmethod(linear_dense)
 
     def __init__(
         self,
@@ -99,104 +163,62 @@ class DenseGpuLinear:
         tiles: Tiles,
         gate: str = "none",
     ) -> None:
-        weight = matrix.dense(dtype).to(device).contiguous()
+        dense = matrix.dense(dtype).to(device).contiguous()
         bias = None if bias is None else bias.to(device, dtype)
-        self._rounding, self._tiles = InputRounding(matrix.inputs, dtype, device), tiles
-        self.waits = self._rounding.waits
-        self.numel, (rows, self.columns) = weight.numel(), weight.shape
+        weight = (
+            prepare_dense(dense, bias, gate)
+            if dtype in HALVES
+            else DenseWeight(dense.shape[0], dense.shape[1], dense, bias, gate)
+        )
+        name = str(dtype).removeprefix("torch.")
+        suffix = f"{restored_from(matrix, dtype)}{rounding_explanation(matrix.inputs)}{_gate_explanation(gate)}"
+        rounding = InputRounding(matrix.inputs, dtype, device)
+        super().__init__(weight, rounding, f"Triton linear_dense, {name}{suffix}", tiles)
+        self.nbytes = weight.weight.nbytes
         # If the columns are not a multiple of 16, elements are read one at a time.
         self._few = DENSE_ROWS if dtype in HALVES and self.columns % 16 == 0 else 0
         self.groups = self._few > 0 and not self.waits
-        if dtype in HALVES:
-            self.weight = prepare_dense(weight, bias, gate)
-        else:
-            self.weight = DenseWeight(rows, self.columns, weight, bias, gate)
-        self.nbytes = self.weight.weight.nbytes
-        name = str(dtype).removeprefix("torch.")
-        suffix = f"{restored_from(matrix, dtype)}{rounding_explanation(matrix.inputs)}{_gate_explanation(gate)}"
-        self.kernel = f"Triton linear_dense, {name}{suffix}"
-        self._explanation = f"{name} F.linear{suffix}"
-        if self._few:
-            self._explanation = (
-                f"{self.kernel}; more than {DENSE_ROWS} rows by F.linear (tiles for {tiles.description})"
-            )
-        self._by_rows: dict[tuple[int, int], Tile] = {}
+        few = f"{self.kernel}; more than {DENSE_ROWS} rows by F.linear (tiles for {tiles.description})"
+        self._explanation = few if self._few else f"{name} F.linear{suffix}"
 
     def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
         assert isinstance(x, Tensor)
         x = self._rounding(x)
-        if 0 < x.shape[0] <= self._few:
+        if x.shape[0] and self._takes(x.shape[0]):
             return linear_dense(x.contiguous(), self.weight, self.tile(x.shape[0]), out=residual, residual=residual)
-        if residual is not None and self.adds(x.shape[0]):
-            return residual.addmm_(x, self.weight.weight.T)
-        found = functional.linear(x, self.weight.weight, self.weight.bias)
-        if self.weight.gate != "none":
-            found = gate_rows(found, self.weight.gate)
-        return found if residual is None else residual.add_(found)
+        return self._by_torch(x, self.weight.weight, residual)
 
-    def adds(self, rows: int) -> bool:
-        """By the kernel, or by torch's product without a bias."""
-        return rows <= self._few or (self.weight.bias is None and self.weight.gate == "none")
+    def _takes(self, rows: int) -> bool:
+        return rows <= self._few
 
-    def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
-        """Nothing."""
-        return None
-
-    def explain(self) -> str:
-        """A description of the kernel that computes it."""
-        return self._explanation
-
-    def tile(self, rows: int, row_tiles: int = 0) -> Tile:
-        """The tile for a step of this many rows; ``row_tiles`` are those of all experts."""
-        if (rows, row_tiles) not in self._by_rows:
-            shape = LinearShape(rows, self.weight.rows, self.columns, self.columns, 16)
-            form = "experts" if self.weight.experts else "half"
-            found = self._tiles.find("linear_dense", form, shape, DENSE_BLOCK, row_tiles)
-            self._by_rows[rows, row_tiles] = found
-        return self._by_rows[rows, row_tiles]
-
-    def join(self, weights: Sequence[Any]) -> None:
-        """Use all experts' weights, in one copy, instead of its own."""
-        self.weight = dense_of_experts(list(weights))
-
-    def routed(self, x: Tensor, tile: Tile, routing: Routing) -> Tensor:
-        """Each row times its expert's weight."""
-        return linear_dense(self._rounding(x), self.weight, tile, routing=routing)
+    def _tile_key(self, rows: int) -> tuple[str, str, LinearShape, int]:
+        shape = LinearShape(rows, self.weight.rows, self.columns, self.columns, 16)
+        return "linear_dense", "experts" if self.weight.experts else "half", shape, DENSE_BLOCK
 
 
-class PackedLinear:
-    """Codes of 2 to 8 bits or small floats, multiplied by 16-bit inputs.
+class PackedLinear(KernelLinear):
+    """Codes of 2 to 8 bits or small floats, multiplied by 16-bit inputs. They are not grouped if they reorder inputs.
 
     Args:
         weight: packed, on the device.
         matrix: its source.
         dtype: of inputs and outputs.
         tiles: of the device.
-
-    Attributes:
-        weight: packed.
-        kernel: the name of its kernel.
-        waits: whether rounding inputs synchronizes with the device (see input_rounding.py).
-        groups: whether experts of this kind can be computed in one launch: not if they reorder inputs or synchronize.
     """
 
+    product = staticmethod(linear_codes.linear_codes)
+
     def __init__(self, weight: CodesWeight, matrix: Matrix, dtype: torch.dtype, tiles: Tiles) -> None:
-        self.weight = weight
-        self._rounding = InputRounding(matrix.inputs, dtype, weight.codes.device)
-        self._dtype, self._tiles = dtype, tiles
-        self.waits = self._rounding.waits
-        self.groups = matrix.order is None and not self.waits
-        self._order = None if matrix.order is None else matrix.order.to(weight.codes.device)
-        self._by_rows: dict[tuple[int, int], Tile] = {}
-        self.numel = weight.rows * weight.columns
-        self.nbytes = weight.nbytes
-        self.columns = weight.columns
-        gated = _gate_explanation(weight.gate)
-        many = f"; from {tiles.restore_rows} rows on restored, then F.linear" if tiles.restore_rows else ""
         name = str(dtype).removeprefix("torch.")
         kind = {"sparse4": ", 2:4 sparse", "nested8": " in two planes"}.get(weight.form, "")
-        self.kernel = f"Triton linear_codes, {matrix.format} weights{kind}, {name} inputs{rounding_explanation(matrix.inputs)}{gated}"
-        self._explanation = f"{self.kernel}{many} (tiles for {tiles.description})"
+        suffix = f"{rounding_explanation(matrix.inputs)}{_gate_explanation(weight.gate)}"
+        kernel = f"Triton linear_codes, {matrix.format} weights{kind}, {name} inputs{suffix}"
+        super().__init__(weight, InputRounding(matrix.inputs, dtype, weight.codes.device), kernel, tiles)
+        many = f"; from {tiles.restore_rows} rows on restored, then F.linear" if tiles.restore_rows else ""
+        self._explanation = f"{kernel}{many} (tiles for {tiles.description})"
+        self._dtype = dtype
+        self.groups = matrix.order is None and not self.waits
+        self._order = None if matrix.order is None else matrix.order.to(weight.codes.device)
 
     def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
         assert isinstance(x, Tensor)
@@ -205,39 +227,17 @@ class PackedLinear:
         if self._order is not None:
             x = x.index_select(1, self._order)
         x = self._rounding(x).contiguous()
-        if self._tiles.restore_rows and x.shape[0] >= self._tiles.restore_rows:
-            return self._restored(x, residual)
+        if not self._takes(x.shape[0]):
+            return self._by_torch(x, restore_codes(self.weight, self._dtype), residual)
         return linear_codes.linear_codes(x, self.weight, self.tile(x.shape[0]), out=residual, residual=residual)
 
-    def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
-        """Nothing."""
-        return None
+    def _takes(self, rows: int) -> bool:
+        return not self._tiles.restore_rows or rows < self._tiles.restore_rows
 
-    def adds(self, rows: int) -> bool:
-        """By the kernel, or by torch's product without a bias."""
-        restored = self._tiles.restore_rows and rows >= self._tiles.restore_rows
-        return not restored or (self.weight.bias is None and self.weight.gate == "none")
-
-    def tile(self, rows: int, row_tiles: int = 0) -> Tile:
-        """The tile for a step of this many rows; ``row_tiles`` are those of all experts."""
-        if (rows, row_tiles) not in self._by_rows:
-            form, weight = FORMATS[self.weight.form], self.weight
-            group = weight.group if weight.kind != "none" else weight.columns
-            shape = LinearShape(rows, weight.rows, weight.columns, group, form.bits)
-            found = self._tiles.find("linear_codes", form.name, shape, form.block, row_tiles)
-            self._by_rows[rows, row_tiles] = found
-        return self._by_rows[rows, row_tiles]
-
-    def explain(self) -> str:
-        return self._explanation
-
-    def join(self, weights: Sequence[Any]) -> None:
-        """Use all experts' weights, in one copy, instead of its own."""
-        self.weight = codes_of_experts(list(weights))
-
-    def routed(self, x: Tensor, tile: Tile, routing: Routing) -> Tensor:
-        """Each row times its expert's weight."""
-        return linear_codes.linear_codes(self._rounding(x), self.weight, tile, routing=routing)
+    def _tile_key(self, rows: int) -> tuple[str, str, LinearShape, int]:
+        form, weight = FORMATS[self.weight.form], self.weight
+        group = weight.group if weight.kind != "none" else weight.columns
+        return "linear_codes", form.name, LinearShape(rows, weight.rows, weight.columns, group, form.bits), form.block
 
     def upper(self) -> Self | None:
         """The linear of the upper four of 8 bits, in the same memory; None if they are not a plane of their own."""
@@ -252,60 +252,28 @@ class PackedLinear:
         )
         return found
 
-    def _restored(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        weight = restore_codes(self.weight, self._dtype)
-        if residual is not None and self.adds(x.shape[0]):
-            return residual.addmm_(x, weight.T)
-        found = functional.linear(x, weight, self.weight.bias)
-        if self.weight.gate != "none":
-            found = gate_rows(found, self.weight.gate)
-        return found if residual is None else residual.add_(found)
 
-
-class BytesLinear:
+class BytesLinear(KernelLinear):
     """8-bit weights by inputs that are already rounded to 8 bits.
 
     Args:
         weight: packed, on the device.
         matrix: its source.
         tiles: of the device.
-
-    Attributes:
-        weight: packed.
-        kernel: the name of its kernel.
-        groups: whether experts of this kind can be computed in one launch.
     """
 
-    groups = True
-    waits = False
+    product = staticmethod(linear_bytes.linear_bytes)
 
     def __init__(self, weight: BytesWeight, matrix: Matrix, tiles: Tiles) -> None:
-        self.weight = weight
-        self._tiles = tiles
-        self._by_rows: dict[tuple[int, int], Tile] = {}
-        self.numel = weight.rows * weight.columns
-        self.nbytes = weight.nbytes
-        self.columns = weight.columns
         each = "128 of them" if weight.block_scales is not None else "token"
-        gated = _gate_explanation(weight.gate)
-        self.kernel = (
-            f"Triton linear_bytes, {matrix.format} weights, {NAMES[weight.codes.dtype]} inputs by {each}{gated}"
-        )
-        self._explanation = f"{self.kernel} (tiles for {tiles.description})"
+        inputs = f"{NAMES[weight.codes.dtype]} inputs by {each}{_gate_explanation(weight.gate)}"
+        kernel = f"Triton linear_bytes, {matrix.format} weights, {inputs}"
+        super().__init__(weight, InputRounding(None, torch.float32, weight.codes.device), kernel, tiles)
 
     def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
         if isinstance(x, Rounded):
             rows = x.codes.shape[0]
-            out = residual
-            if out is None:
-                out = torch.empty(rows, self.weight.outputs, dtype=x.dtype, device=x.codes.device)
-            if rows:
-                space = workspace(x.codes.device)
-                one = linear_bytes.launch(
-                    x.codes, x.scales, self.weight, self.tile(rows), out, space, residual=residual
-                )
-                one.run()
-            return out
+            return linear_bytes.multiply(x.codes, x.scales, self.weight, self.tile(rows), x.dtype, residual)
         rows = x.shape[0]
         if not rows:
             return x.new_empty(0, self.weight.outputs)
@@ -315,30 +283,15 @@ class BytesLinear:
         """Its dtype, for any number of rows."""
         return self.weight.codes.dtype, self.weight.block_scales is not None
 
-    def adds(self, rows: int) -> bool:
-        """Always."""
-        return True
-
-    def tile(self, rows: int, row_tiles: int = 0) -> Tile:
-        """The tile for a step of this many rows; ``row_tiles`` are those of all experts."""
-        if (rows, row_tiles) not in self._by_rows:
-            weight = self.weight
-            group = CHUNK if weight.block_scales is not None else weight.columns
-            shape = LinearShape(rows, weight.rows, weight.columns, group, 8)
-            found = self._tiles.find("linear_bytes", NAMES[weight.codes.dtype], shape, CHUNK, row_tiles)
-            self._by_rows[rows, row_tiles] = found
-        return self._by_rows[rows, row_tiles]
-
-    def join(self, weights: Sequence[Any]) -> None:
-        """Use all experts' weights, in one copy, instead of its own."""
-        self.weight = bytes_of_experts(list(weights))
-
-    def routed(self, x: Tensor, tile: Tile, routing: Routing) -> Tensor:
-        """Each row times its expert's weight."""
-        return linear_bytes.linear_bytes(x, self.weight, tile, routing=routing)
-
-    def explain(self) -> str:
-        return self._explanation
+    def _tile_key(self, rows: int) -> tuple[str, str, LinearShape, int]:
+        weight = self.weight
+        group = CHUNK if weight.block_scales is not None else weight.columns
+        return (
+            "linear_bytes",
+            NAMES[weight.codes.dtype],
+            LinearShape(rows, weight.rows, weight.columns, group, 8),
+            CHUNK,
+        )
 
 
 def _gate_explanation(gate: str) -> str:

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from ...system.progress import Log
 from ..decoder.model import Model
+from ..decoder.parts.kv_cache import KeysValues
 from ..kernels.base.precompile import precompile_work
 from ..kernels.rows.sample_tokens import SamplingState, sample_tokens
+from ..speculation.eagle.draft_head import DraftHead
 from .cache import GpuKeysValues
 from .gpu_step import GpuStep
 from .layers import GpuLayers
@@ -53,49 +55,55 @@ class Tokens(NamedTuple):
     slots: Tensor
 
 
+@dataclass(frozen=True)
+class StepRoom:
+    """What an executor's steps share.
+
+    Attributes:
+        layout: the tables that steps read.
+        state: how tokens are chosen, and those of each sequence so far, to which steps add theirs.
+        logits: float32 ``[wanted, vocabulary]``.
+        device: in which context steps are computed.
+        longest: the most tokens of a sequence.
+        graphs: whether steps are captured and replayed, where that is possible.
+    """
+
+    layout: TableLayout
+    state: SamplingState
+    logits: Tensor
+    device: AbstractContextManager[object]
+    longest: int
+    graphs: bool
+
+
 class SampledSteps(ABC):
     """Steps that ask the host for nothing, so that they can be captured.
 
     Args:
-        layers: what computes them.
-        waits: whether anything of a step synchronizes with the device, so that it cannot be captured.
-        cache: keys and values.
-        layout: the tables that the steps read; others may share them.
-        state: how tokens are chosen, and those of each sequence so far, to which steps add theirs.
-        rotary: rotary positions.
-        device: in which context steps are computed.
-        place: that device.
-        graphs: whether steps are captured and replayed, where that is possible.
+        part: whose steps they are; its layers are :class:`GpuLayers`.
+        cache: its keys and values.
+        room: what it shares with others.
+        waits: whether anything besides its linears synchronizes with the device, so that steps cannot be captured.
 
     Attributes:
-        place: as given.
+        place: its device.
     """
 
     _ahead = 0  # how many of a sequence's tokens are known after the one at whose position the next is chosen
 
-    def __init__(
-        self,
-        layers: GpuLayers,
-        waits: bool,
-        cache: GpuKeysValues,
-        layout: TableLayout,
-        state: SamplingState,
-        rotary: RotaryBuffers,
-        device: AbstractContextManager[object],
-        place: torch.device,
-        *,
-        graphs: bool,
-    ) -> None:
-        self._layers, self._cache = layers, cache
-        self._layout, self._state = layout, state
-        self._rotary, self._device, self.place = rotary, device, place
+    def __init__(self, part: Model | DraftHead, cache: KeysValues, room: StepRoom, *, waits: bool = False) -> None:
+        assert isinstance(part.stack, GpuLayers)
+        assert isinstance(cache, GpuKeysValues)
+        self._layers, self._cache, self.place = part.stack, cache, part.device
+        self._layout, self._state, self._room, self._device = room.layout, room.state, room.logits, room.device
+        tokens = room.layout.room.tokens
+        self._rotary = RotaryBuffers(part.rotations, part.dtype, part.device, tokens=tokens, longest=room.longest)
         self._graphs: dict[StepKind, tuple[torch.cuda.CUDAGraph, StepOutputs]] = {}
-        rules = [rule for layer in cache.rules or () for rule in layer]
-        self._captures = graphs and place.type == "cuda" and layers.captures
-        self._captures = self._captures and not any(rule.waits for rule in rules)
-        self._captures = self._captures and not waits
+        waits = waits or any(one.waits for one in part.linears().values())
+        waits = waits or any(rule.waits for layer in cache.rules or () for rule in layer)
+        self._captures = room.graphs and self.place.type == "cuda" and self._layers.captures and not waits
         self._pool: Any = None
-        self._stream = torch.cuda.Stream(place) if self._captures else None
+        self._stream = torch.cuda.Stream(self.place) if self._captures else None
 
     @abstractmethod
     def _hidden(self, kind: StepKind, tokens: Tokens, step: GpuStep) -> Tensor:
@@ -173,33 +181,11 @@ class SampledSteps(ABC):
 
 
 class ModelSteps(SampledSteps):
-    """A model's.
+    """A model's."""
 
-    Args:
-        model: the model; its layers are :class:`GpuLayers`.
-        cache: its keys and values.
-        layout, state, device, graphs: see :class:`SampledSteps`.
-        logits: float32 ``[wanted, vocabulary]``, room that all steps share.
-        longest: the most tokens of a sequence.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        cache: GpuKeysValues,
-        layout: TableLayout,
-        state: SamplingState,
-        logits: Tensor,
-        device: AbstractContextManager[object],
-        *,
-        longest: int,
-        graphs: bool,
-    ) -> None:
-        assert isinstance(model.stack, GpuLayers)
-        rotary = RotaryBuffers(model.rotations, model.dtype, model.device, tokens=layout.room.tokens, longest=longest)
-        waits = any(one.waits for one in model.linears().values()) or (model.aux is not None and model.aux.waits)
-        super().__init__(model.stack, waits, cache, layout, state, rotary, device, model.device, graphs=graphs)
-        self._model, self._room = model, logits
+    def __init__(self, model: Model, cache: KeysValues, room: StepRoom) -> None:
+        super().__init__(model, cache, room, waits=model.aux is not None and model.aux.waits)
+        self._model = model
 
     def _hidden(self, kind: StepKind, tokens: Tokens, step: GpuStep) -> Tensor:
         model, history = self._model, self._state.history

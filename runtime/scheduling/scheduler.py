@@ -37,7 +37,6 @@ class Scheduler:
         admission: whether a sequence may start beside those that run; None to start all that have room for the tokens that they
             have.
         swapping: whether a preempted sequence's blocks are saved in host memory or computed again; None to compute them.
-        drafting: how many draft tokens a step's sequences get; None for none.
 
     Attributes:
         preemptions: how often a sequence lost its blocks.
@@ -56,7 +55,6 @@ class Scheduler:
         policy: Policy,
         admission: PeakAdmission | None = None,
         swapping: Swapping | None = None,
-        drafting: Drafting | None = None,
     ) -> None:
         self.cache = cache
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -68,7 +66,7 @@ class Scheduler:
         self.swaps = 0
         self._admission = admission
         self._swapping = swapping
-        self.drafting = drafting
+        self.drafting: Drafting | None = None
         self.most_verified: int | None = None
         self.same_rows: int | None = None
         self._changes = 0  # of what admission depends on: who runs, and what the cache holds

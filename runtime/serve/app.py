@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -57,6 +57,19 @@ class Answer(Protocol):
     def pieces(self) -> AsyncIterator[Data] | AsyncIterator[tuple[str, Data]]: ...
 
 
+class Asks(Protocol):
+    """The body of a request that is answered whole or in pieces."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def stream(self) -> bool | None: ...
+
+
+B = TypeVar("B", bound=Asks)
+
+
 class Server:
     """Models behind HTTP.
 
@@ -105,17 +118,11 @@ class Server:
     def _add_generation(self) -> None:
         @self.app.post("/v1/completions", responses=STREAMED)
         async def completions(body: CompletionRequest, request: Request) -> Response:
-            async def start(model: ServedModel, name: str) -> Answer:
-                return await completed(body, model, f"cmpl-{name}")
-
-            return await self._answer(request, body.model, start, streams=bool(body.stream))
+            return await self._answer(request, body, completed, "cmpl-")
 
         @self.app.post("/v1/chat/completions", responses=STREAMED)
         async def chat(body: ChatRequest, request: Request) -> Response:
-            async def start(model: ServedModel, name: str) -> Answer:
-                return await answered(body, model, f"chatcmpl-{name}")
-
-            return await self._answer(request, body.model, start, streams=bool(body.stream))
+            return await self._answer(request, body, answered, "chatcmpl-")
 
         @self.app.post("/v1/embeddings")
         async def embed(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
@@ -126,19 +133,13 @@ class Server:
     def _add_responses(self) -> None:
         @self.app.post("/v1/responses", responses=STREAMED)
         async def responses(body: ResponsesRequest, request: Request) -> Response:
-            async def start(model: ServedModel, name: str) -> Answer:
-                return await responded(body, model, f"resp_{name}")
-
-            return await self._answer(request, body.model, start, streams=bool(body.stream), form=RESPONSES)
+            return await self._answer(request, body, responded, "resp_", RESPONSES)
 
     def _add_anthropic(self) -> None:
         @self.app.post("/v1/messages", responses=STREAMED)
         async def messages(body: MessagesRequest, request: Request) -> Response:
-            async def start(model: ServedModel, name: str) -> Answer:
-                return await answered_message(body, model, f"msg_{name}")
-
             form = StreamForm(lambda problem: event(problem.anthropic(_name(request)), "error"))
-            return await self._answer(request, body.model, start, streams=bool(body.stream), form=form)
+            return await self._answer(request, body, answered_message, "msg_", form)
 
         @self.app.post("/v1/messages/count_tokens")
         async def count_tokens(body: CountRequest) -> dict[str, int]:
@@ -147,25 +148,24 @@ class Server:
     async def _answer(
         self,
         request: Request,
-        model: str | None,
-        start: Callable[[ServedModel, str], Awaitable[Answer]],
-        *,
-        streams: bool,
+        body: B,
+        start: Callable[[B, ServedModel, str], Awaitable[Answer]],
+        prefix: str,
         form: StreamForm = OPENAI,
     ) -> Response:
-        """An answer, whole or in pieces."""
-        served = self._found(request, model)
+        """An answer, whole or in pieces; its name begins with ``prefix``."""
+        served = self._found(request, body.model)
         entered = self.gate.enter(served)
 
-        async def begin(model: ServedModel, name: str) -> Answer:
-            answer = await start(model, name)
+        async def begin() -> Answer:
+            answer = await start(body, served, f"{prefix}{_name(request)}")
             request.state.running = answer.running
             return answer
 
-        if not streams:
+        if not body.stream:
             with entered:
-                return JSONResponse(await unless_gone(request, _whole(begin, served, _name(request))))
-        events = _events(begin, served, _name(request), entered, form)
+                return JSONResponse(await unless_gone(request, _whole(begin)))
+        events = _events(begin, entered, form)
         try:
             return EventStream(await unless_gone(request, anext(events)), events)
         except BaseException:
@@ -264,24 +264,16 @@ class Server:
         model.observers = (metrics, *traced)
 
 
-async def _whole(
-    start: Callable[[ServedModel, str], Awaitable[Answer]], model: ServedModel, name: str
-) -> dict[str, Any]:
-    answer = await start(model, name)
+async def _whole(begin: Callable[[], Awaitable[Answer]]) -> dict[str, Any]:
+    answer = await begin()
     with answer.running:
         return await answer.whole()
 
 
-async def _events(
-    start: Callable[[ServedModel, str], Awaitable[Answer]],
-    model: ServedModel,
-    name: str,
-    entered: Pass,
-    form: StreamForm,
-) -> AsyncGenerator[bytes]:
+async def _events(begin: Callable[[], Awaitable[Answer]], entered: Pass, form: StreamForm) -> AsyncGenerator[bytes]:
     """A stream's events; a failure after the first is one of them."""
     with entered:
-        answer = await start(model, name)
+        answer = await begin()
         with answer.running:
             began = False
             try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import operator
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .tree import TokenTree
 
@@ -137,39 +140,22 @@ class DraftCounts:
 
     def since(self, before: DraftCounts) -> DraftCounts:
         """Those that were added to ``before``, an earlier state."""
-
-        def less(now: list[int], then: list[int]) -> list[int]:
-            return [each - (then[i] if i < len(then) else 0) for i, each in enumerate(now)]
-
-        return DraftCounts(
-            self.steps - before.steps,
-            self.verified - before.verified,
-            self.rejected - before.rejected,
-            less(self.drafted, before.drafted),
-            less(self.accepted, before.accepted),
-            self.branched - before.branched,
-            self.on_branch - before.on_branch,
-            self.beside - before.beside,
-            self.caught - before.caught,
-        )
+        return self._joined(before, operator.sub)
 
     def with_those_of(self, others: DraftCounts) -> DraftCounts:
         """Both together."""
+        return self._joined(others, operator.add)
 
-        def both(a: list[int], b: list[int]) -> list[int]:
-            return [x + y for x, y in itertools.zip_longest(a, b, fillvalue=0)]
+    def _joined(self, others: DraftCounts, join: Callable[[int, int], int]) -> DraftCounts:
+        def both(a: Any, b: Any) -> Any:
+            return (
+                list(itertools.starmap(join, itertools.zip_longest(a, b, fillvalue=0)))
+                if isinstance(a, list)
+                else join(a, b)
+            )
 
-        return DraftCounts(
-            self.steps + others.steps,
-            self.verified + others.verified,
-            self.rejected + others.rejected,
-            both(self.drafted, others.drafted),
-            both(self.accepted, others.accepted),
-            self.branched + others.branched,
-            self.on_branch + others.on_branch,
-            self.beside + others.beside,
-            self.caught + others.caught,
-        )
+        theirs = vars(others)
+        return DraftCounts(**{name: both(mine, theirs[name]) for name, mine in vars(self).items()})
 
     def copy(self) -> DraftCounts:
         """The same, which stays as it is."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
-import torch
 from torch import Tensor
 
 from ..decoder.model import Model
 from ..decoder.parts.batch import Run
 from ..requests.sequence import Sequence
 from .caches import DraftCache
-from .stepwise import StepwiseDrafter
+from .stepwise import StepwiseDrafter, Verifying
 
 
 class ModelDrafter(StepwiseDrafter):
@@ -20,29 +17,13 @@ class ModelDrafter(StepwiseDrafter):
     Args:
         model: the drafter.
         cache: its keys and values.
-        device: where steps are laid out and computed.
-        vocabulary: of the verifier.
-        ends: tokens that end a sequence.
-        seed: for requests without one.
-        max_num_batched_tokens: the most tokens that it computes at once.
+        verifying: of the engine whose model verifies.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        cache: DraftCache,
-        device: AbstractContextManager[object],
-        *,
-        vocabulary: int,
-        ends: frozenset[int],
-        seed: int,
-        max_num_batched_tokens: int,
-    ) -> None:
-        longest = model.spec.max_length  # which may be shorter than the verifier's
-        super().__init__(cache, model.draw_tokens, vocabulary=vocabulary, longest=longest, ends=ends, seed=seed)
+    def __init__(self, model: Model, cache: DraftCache, verifying: Verifying) -> None:
+        # Its length may be shorter than the verifier's.
+        super().__init__(cache, model.draw_tokens, verifying, longest=model.spec.max_length)
         self.model = model
-        self._device = device
-        self._budget = max_num_batched_tokens
 
     def unprepared(self, sequence: Sequence) -> int:
         """Those that have no keys and values of this model."""
@@ -64,20 +45,8 @@ class ModelDrafter(StepwiseDrafter):
         blocks = [0] * -(-count // self._cache.store.block_size)
         self.compute([Run([0] * count, 0, blocks, count, 0)])
 
-    def _prepare(self, sequences: list[Sequence]) -> int:
-        """Compute the keys and values of all tokens before the last one; returns how many had none."""
-        count = 0
-        for sequence in sequences:
-            start, stop = self._cache.known(sequence), len(sequence.tokens) - 1
-            count += stop - start
-            while start < stop:
-                piece = min(self._budget, stop - start)
-                self.compute([self._run(sequence, start, start + piece, 0)])
-                self._cache.computed(sequence, start, start + piece)
-                start += piece
-        if count and self.model.device.type == "cuda":
-            torch.cuda.current_stream(self.model.device).synchronize()  # or its time would be taken for the drafts'
-        return count
+    def _missing(self, sequence: Sequence) -> tuple[int, int]:
+        return self._cache.known(sequence), len(sequence.tokens) - 1
 
     def _may_draft(self, sequence: Sequence) -> bool:
         # Of a model whose table is padded further than the drafter's.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -77,17 +77,34 @@ class GrowingDraft:
         return TokenTree(self.chain, [DraftBranch(after, [token]) for after, token in branches], self.odds)
 
 
+@dataclass(frozen=True)
+class Verifying:
+    """What drafters have in common with the engine whose model verifies.
+
+    Attributes:
+        vocabulary: of the model.
+        ends: tokens that end a sequence.
+        seed: for requests without one.
+        max_num_batched_tokens: the most tokens that are computed at once.
+        device: where steps are laid out and computed.
+    """
+
+    vocabulary: int
+    ends: frozenset[int]
+    seed: int
+    max_num_batched_tokens: int
+    device: AbstractContextManager[object]
+
+
 class StepwiseDrafter(ABC):
     """What computes the logits of a draft's next token from those before it, and chooses as the verifier will.
 
     Args:
         cache: its keys and values.
         draw_tokens: chooses from rows of its logits.
-        vocabulary: of the verifier.
-        tokens: which of the verifier's tokens each of its logits is for; None for the first ones, in their order.
+        verifying: of the engine whose model verifies.
         longest: the most tokens of a sequence and its draft.
-        ends: tokens that end a sequence.
-        seed: for requests without one.
+        tokens: which of the verifier's tokens each of its logits is for; None for the first ones, in their order.
 
     Attributes:
         longest_branch: one token: those that came second cost nothing more, what would follow them a step each.
@@ -99,19 +116,15 @@ class StepwiseDrafter(ABC):
         self,
         cache: DraftCache,
         draw_tokens: DrawTokens,
+        verifying: Verifying,
         *,
-        vocabulary: int,
-        tokens: Tensor | None = None,
         longest: int,
-        ends: frozenset[int],
-        seed: int,
+        tokens: Tensor | None = None,
     ) -> None:
-        self._cache = cache
-        self._draw_tokens = draw_tokens
-        self._vocabulary, self._tokens = vocabulary, tokens
-        self._longest = longest
-        self._ends = ends
-        self._seed = seed
+        self._cache, self._draw_tokens = cache, draw_tokens
+        self._vocabulary, self._ends, self._seed = verifying.vocabulary, verifying.ends, verifying.seed
+        self._budget, self._device = verifying.max_num_batched_tokens, verifying.device
+        self._longest, self._tokens = longest, tokens
 
     @property
     def store(self) -> KeysValues:
@@ -127,8 +140,12 @@ class StepwiseDrafter(ABC):
         """A step, to be measured; returns the wanted rows of logits."""
 
     @abstractmethod
-    def _prepare(self, sequences: list[Sequence]) -> int:
-        """Compute what comes before the drafts of some sequences; returns how many tokens that were."""
+    def _missing(self, sequence: Sequence) -> tuple[int, int]:
+        """The positions that must be computed before a draft begins."""
+
+    @abstractmethod
+    def _run(self, sequence: Sequence, start: int, stop: int, wants: int) -> Run:
+        """Some positions of a sequence."""
 
     @abstractmethod
     def _begin(self, sequence: Sequence) -> tuple[int, int]:
@@ -171,6 +188,21 @@ class StepwiseDrafter(ABC):
                 ends = (i + 1 for i, token in enumerate(drafted.tokens) if self._is_over(sequence, token))
                 growing[sequence].chain = drafted.tokens[: min(drafted.of_use, next(ends, drafted.of_use))]
         return Drafts({sequence: draft.tree(rule) for sequence, draft in growing.items()}, prepared, preparing)
+
+    def _prepare(self, sequences: list[Sequence]) -> int:
+        """Compute what comes before the drafts of some sequences; returns how many tokens that were."""
+        count, last = 0, None
+        for sequence in sequences:
+            start, stop = self._missing(sequence)
+            count += stop - start
+            while start < stop:
+                piece = min(self._budget, stop - start)
+                last = self.compute([self._run(sequence, start, start + piece, 0)])
+                self._cache.computed(sequence, start, start + piece)
+                start += piece
+        if last is not None and last.device.type == "cuda":
+            torch.cuda.current_stream(last.device).synchronize()  # or its time would be taken for the drafts'
+        return count
 
     def _grow(self, growing: dict[Sequence, GrowingDraft], rule: DraftRule | None = None) -> None:
         with ExitStack() as stack:

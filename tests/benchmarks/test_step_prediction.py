@@ -14,6 +14,8 @@ import pytest
 import torch
 from smelt.runtime.engine.executors.gpu_executor import GpuExecutor
 from smelt.runtime.engine.setup import loading
+from smelt.runtime.engine.setup.config import EngineConfig
+from smelt.runtime.engine.setup.parts import EngineParts
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.gpu.step_kinds import StepKind
 from smelt.runtime.kernels.base.launch import Launch, noted
@@ -162,8 +164,8 @@ def test_the_launches_are_those_of_a_checkpoint(stored: str, tmp_path: Path, mon
     launched: list[Launch] = []
     with torch.inference_mode(), set_apart():
         store: Any = model.keys_values(8, 16, torch.bfloat16)
-        options: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 2, "max_model_len": 64, "graphs": False}
-        executor = GpuExecutor(model, store, frozenset(), 0, **options)
+        config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=2)
+        executor = GpuExecutor(EngineParts(model, store, 8, frozenset(), config, 64))
         with noted(launched.append):
             executor._steps.body(StepKind(2, 2, False, True))
     predicted = [one for one in step_of(Asked(size, stored, 2, 64)).launches if isinstance(one, Launch)]

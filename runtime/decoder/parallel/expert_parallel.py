@@ -10,33 +10,23 @@ from torch import Tensor
 
 from ...parallel.ranks import Ranks
 from ..linears.linear import Linear
-from ..parts.feed_forward import GatedFeedForward
-from ..parts.operators import Rowwise
+from ..parts.feed_forward import ExpertChoice, GatedFeedForward
 
 
 class DividedExperts:
     """Each rank routes its share of a step's tokens, which all ranks have; two all-to-alls and a gather.
 
     Args:
-        router: scores each expert for a token.
-        per_token: experts of a token.
-        normalized: whether the chosen experts' weights are normalized to sum to one.
+        choose: the experts of each token.
         experts: this rank's, by number.
         begins: where each rank's experts begin, and the last one's end.
         ranks: that have the others.
     """
 
     def __init__(
-        self,
-        router: Rowwise,
-        per_token: int,
-        normalized: bool,
-        experts: Mapping[int, GatedFeedForward],
-        begins: list[int],
-        ranks: Ranks,
+        self, choose: ExpertChoice, experts: Mapping[int, GatedFeedForward], begins: list[int], ranks: Ranks
     ) -> None:
-        self._router, self._per_token, self._normalized = router, per_token, normalized
-        self._experts, self._ranks = experts, ranks
+        self._choose, self._experts, self._ranks = choose, experts, ranks
         self._begins = torch.tensor(begins[1:-1], dtype=torch.int64)
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -46,12 +36,10 @@ class DividedExperts:
         return self._ranks.all_gather(self._routed(mine), sizes, dim=0)
 
     def _routed(self, hidden: Tensor) -> Tensor:
-        shares, chosen = self._router(hidden).float().softmax(-1).topk(self._per_token, dim=-1)
-        if self._normalized:
-            shares = shares / shares.sum(-1, keepdim=True)
+        shares, chosen = self._choose(hidden)
         # By expert, and so by rank; a token's experts are summed in this order.
         experts, order = chosen.flatten().sort(stable=True)
-        tokens = order // self._per_token
+        tokens = order // self._choose.per_token
         count = self._ranks.count
         sent = torch.bincount(torch.bucketize(experts, self._begins.to(experts.device), right=True), minlength=count)
         received = self._ranks.all_to_all(sent, [1] * count, [1] * count)
@@ -64,7 +52,7 @@ class DividedExperts:
             if len(places):
                 results[places] = expert(rows[places])
         back = self._ranks.all_to_all(results, here, there)
-        weights = shares.to(hidden.dtype).flatten()[order].unsqueeze(-1)
+        weights = shares.flatten()[order].unsqueeze(-1)
         return torch.zeros_like(hidden).index_add_(0, tokens, back * weights)
 
     def linears(self) -> dict[str, Linear]:

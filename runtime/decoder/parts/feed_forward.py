@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -51,28 +53,39 @@ class PlainFeedForward:
         return {"up": self.up, "down": self.down}
 
 
+@dataclass(frozen=True)
+class ExpertChoice:
+    """Sends each token to a few experts.
+
+    Attributes:
+        router: scores each expert for a token.
+        per_token: experts of a token.
+        normalized: whether the chosen experts' weights are normalized to sum to one.
+    """
+
+    router: Rowwise
+    per_token: int
+    normalized: bool
+
+    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of each token's experts, and which they are."""
+        shares, chosen = self.router(hidden).float().softmax(-1).topk(self.per_token, dim=-1)
+        if self.normalized:
+            shares = shares / shares.sum(-1, keepdim=True)
+        return shares.to(hidden.dtype), chosen
+
+
 class RoutedFeedForward:
     """A mixture of experts: a router sends each token to a few of many feed-forward parts.
 
     Args:
-        router: scores each expert for a token.
-        per_token: experts of a token.
-        normalized: whether the chosen experts' weights are normalized to sum to one.
+        choose: the experts of each token.
         together: computes all experts at once, where supported.
         experts: the experts one by one, otherwise.
     """
 
-    def __init__(
-        self,
-        router: Rowwise,
-        per_token: int,
-        normalized: bool,
-        together: Experts | None,
-        experts: list[GatedFeedForward],
-    ) -> None:
-        self._router = router
-        self._per_token, self._normalized = per_token, normalized
-        self._together, self._experts = together, experts
+    def __init__(self, choose: ExpertChoice, together: Experts | None, experts: list[GatedFeedForward]) -> None:
+        self._choose, self._together, self._experts = choose, together, experts
 
     @property
     def waits(self) -> bool:
@@ -80,10 +93,7 @@ class RoutedFeedForward:
         return self._together is None
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        shares, chosen = self._router(hidden).float().softmax(-1).topk(self._per_token, dim=-1)
-        if self._normalized:
-            shares = shares / shares.sum(-1, keepdim=True)
-        shares = shares.to(hidden.dtype)
+        shares, chosen = self._choose(hidden)
         if self._together is not None:
             return self._together(hidden, chosen, shares)
         out = torch.zeros_like(hidden)

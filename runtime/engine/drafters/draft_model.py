@@ -12,13 +12,12 @@ from ....system.errors import RuntimeProblem
 from ....system.progress import Log
 from ...decoder.model import Model
 from ...decoder.parts.batch import Run
-from ...decoder.parts.kv_cache import KeysValues
-from ...speculation.caches import DraftCache, OwnCache, SharedCache
+from ...speculation.caches import OwnCache, SharedCache
 from ...speculation.model_drafter import ModelDrafter
 from ...weights.checkpoint import Checkpoint
 from ..setup.config import EngineConfig
-from ..setup.host_blocks import HostBlocks
 from ..setup.loading import load_model, on_device_of
+from ..setup.parts import EngineParts
 
 # Keys and values that differ by less than this share of their size serve both models. Those of models that were trained
 # apart differ by more than their size, those of 4-bit weights by a tenth.
@@ -128,30 +127,14 @@ class DraftModel:
         """Nothing: its steps come between the model's, and are smaller."""
         return 0
 
-    def drafter(
-        self,
-        model: Model,
-        store: KeysValues,
-        blocks: int,
-        ends: frozenset[int],
-        config: EngineConfig,
-        *,
-        max_model_len: int,
-        host: HostBlocks | None,
-    ) -> ModelDrafter:
+    def drafter(self, parts: EngineParts) -> ModelDrafter:
         """The drafter."""
-        cache: DraftCache = SharedCache(store)
+        config, cache = parts.config, SharedCache(parts.store)
         if not self.shares:
-            cache = OwnCache(self.model.keys_values(blocks, config.block_positions, self.model.dtype), blocks)
-        return ModelDrafter(
-            self.model,
-            cache,
-            on_device_of(self.model),
-            vocabulary=model.spec.vocabulary,
-            ends=ends,
-            seed=config.seed,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-        )
+            cache = OwnCache(
+                self.model.keys_values(parts.blocks, config.block_positions, self.model.dtype), parts.blocks
+            )
+        return ModelDrafter(self.model, cache, parts.verifying)
 
 
 def _check_vocabulary(path: Path, opened: Checkpoint, of_drafter: Checkpoint, verifier: Model, model: Model) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ...decoder.model import Model
-from ...decoder.parts.kv_cache import KeysValues
 from ...speculation.stepwise import StepwiseDrafter
-from ..setup.config import EngineConfig
-from ..setup.host_blocks import HostBlocks
+from ..setup.parts import EngineParts
 
 
 class DraftWeights(Protocol):
@@ -33,26 +30,10 @@ class DraftWeights(Protocol):
         """Bytes that it adds to a step of the model, of so many tokens."""
         ...
 
-    def drafter(
-        self,
-        model: Model,
-        store: KeysValues,
-        blocks: int,
-        ends: frozenset[int],
-        config: EngineConfig,
-        *,
-        max_model_len: int,
-        host: HostBlocks | None,
-    ) -> StepwiseDrafter:
+    def drafter(self, parts: EngineParts) -> StepwiseDrafter:
         """The drafter.
 
         Args:
-            model: the verifier.
-            store: its keys and values.
-            blocks: how many blocks they have.
-            ends: tokens that end a sequence.
-            config: of the engine.
-            max_model_len: the most tokens of a sequence.
-            host: holds the verifier's blocks that are swapped out; None if none are.
+            parts: of the engine, whose model verifies.
         """
         ...

@@ -10,15 +10,14 @@ from ....system.errors import RuntimeProblem
 from ....system.progress import Log
 from ...decoder.model import Model
 from ...decoder.parts.draft_inputs import AuxStates
-from ...decoder.parts.kv_cache import KeysValues
 from ...speculation.eagle.draft_head import DraftHead
 from ...speculation.eagle.features import Features
 from ...speculation.eagle.head_checkpoint import HeadCheckpoint
 from ...speculation.eagle.head_drafter import HeadCache, HeadDrafter
 from ...weights.checkpoint import Checkpoint
 from ..setup.config import EngineConfig
-from ..setup.host_blocks import HostBlocks
-from ..setup.loading import load_operators, on_device_of
+from ..setup.loading import load_operators
+from ..setup.parts import EngineParts
 
 
 @dataclass(frozen=True)
@@ -74,31 +73,12 @@ class LoadedHead:
         """Bytes that it adds to a step of the model."""
         return self.head.step_bytes(tokens)
 
-    def drafter(
-        self,
-        model: Model,
-        store: KeysValues,
-        blocks: int,
-        ends: frozenset[int],
-        config: EngineConfig,
-        *,
-        max_model_len: int,
-        host: HostBlocks | None,
-    ) -> HeadDrafter:
+    def drafter(self, parts: EngineParts) -> HeadDrafter:
         """The drafter, for which the model's steps leave features from here on."""
-        head, size = self.head, config.block_positions
-        features = Features(head.fuse, blocks, size, head.hidden, head.dtype, head.device)
-        model.aux = AuxStates(head.after, store, features.write, waits=head.fuse_waits)
-        if host is not None:
-            host.hold(features.by_block())
-        return HeadDrafter(
-            head,
-            HeadCache(head.keys_values(blocks, size), blocks),
-            features,
-            on_device_of(model),
-            vocabulary=model.spec.vocabulary,
-            longest=max_model_len,
-            ends=ends,
-            seed=config.seed,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-        )
+        head, model, config = self.head, parts.model, parts.config
+        features = Features(head.fuse, parts.blocks, config.block_positions, head.hidden, head.dtype, head.device)
+        model.aux = AuxStates(head.after, parts.store, features.write, waits=head.fuse_waits)
+        if parts.host is not None:
+            parts.host.hold(features.by_block())
+        cache = HeadCache(head.keys_values(parts.blocks, config.block_positions), parts.blocks)
+        return HeadDrafter(head, cache, features, parts.verifying, longest=parts.max_model_len)

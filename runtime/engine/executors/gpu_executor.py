@@ -6,20 +6,18 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ....system.progress import Log
-from ...decoder.model import Model
-from ...decoder.parts.kv_cache import KeysValues
 from ...gpu.cache import GpuKeysValues
 from ...gpu.draft_chains import DraftChains
 from ...gpu.head_steps import HeadSteps
 from ...gpu.layers import GpuLayers
-from ...gpu.sampled_steps import ModelSteps
+from ...gpu.sampled_steps import ModelSteps, StepRoom
 from ...gpu.step_kinds import StepKinds, buckets
 from ...gpu.step_tables import Room, SequenceTokens, TableLayout
 from ...kernels.base.precompile import precompile_work
@@ -34,8 +32,8 @@ from ...speculation.drafter import DraftedChain, Drafter, Drafts, PlannedChain
 from ...speculation.eagle.head_drafter import HeadDrafter
 from ...speculation.length import Drafted
 from ...speculation.model_drafter import ModelDrafter
-from ..setup.host_blocks import HostBlocks
-from .executor import CompletedStep, RunsBatches, StepHandle
+from ..setup.parts import EngineParts
+from .executor import CompletedStep, StepHandle
 from .launched_step import LaunchedStep, SentOutputs
 from .torch_executor import TorchExecutor
 
@@ -48,56 +46,35 @@ _OF_DRAFT = 4  # tokens of a sequence in a step that is timed
 
 
 class GpuExecutor(TorchExecutor):
-    """Like :class:`TorchExecutor`; steps with sampling on the device run asynchronously, unless tokens are drafted from theirs.
+    """Like :class:`TorchExecutor`; steps with sampling on the device run asynchronously, unless tokens are drafted from theirs."""
 
-    Args:
-        model, store, ends, seed, host, drafter, upper: as there.
-        max_num_seqs, max_num_batched_tokens, max_model_len: the limits of a step and of a sequence.
-        graphs: whether steps are captured and replayed.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        store: KeysValues,
-        ends: frozenset[int],
-        seed: int,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
-        graphs: bool,
-        host: HostBlocks | None = None,
-        drafter: Drafter | None = None,
-        upper: RunsBatches | None = None,
-    ) -> None:
-        super().__init__(model, store, ends, seed, host, drafter=drafter, upper=upper)
+    def __init__(self, parts: EngineParts, drafter: Drafter | None = None) -> None:
+        super().__init__(parts, drafter)
+        model, store, config = parts.model, parts.store, parts.config
         assert isinstance(store, GpuKeysValues)
         assert isinstance(model.stack, GpuLayers)
         self._cache = store
         self._place = model.device
-        blocks = -(-max_model_len // store.block_size)
+        blocks = -(-parts.max_model_len // store.block_size)
         of_tile = model.stack.tokens_of_tile(store)
-        tokens = max(max_num_batched_tokens, max_num_seqs)
+        tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
         drafted = max((size for size in buckets(tokens) if size <= _VERIFIED), default=0) if drafter else 0
-        room = Room(tokens, max_num_seqs, blocks, of_tile, drafted)
+        room = Room(tokens, config.max_num_seqs, blocks, of_tile, drafted)
         self._layout, self._kinds = TableLayout(room, self._place), StepKinds(room)
-        self._choices: SamplingState = choices(max_num_seqs, _EDITS, max_model_len, self._place)
+        self._choices: SamplingState = choices(config.max_num_seqs, _EDITS, parts.max_model_len, self._place)
         self._slots: dict[Sequence, int] = {}
-        self._free = list(range(max_num_seqs - 1, -1, -1))
+        self._free = list(range(config.max_num_seqs - 1, -1, -1))
         self._blocks: dict[int, list[int]] = {}
         self._current = torch.cuda.device(self._place) if self._place.type == "cuda" else nullcontext()
         self._stale: set[int] = set()  # slots whose blocks the device does not have
         self._sees_stores = target_of(self._place).splits
         self._logits = torch.empty(room.wanted, model.spec.vocabulary, dtype=torch.float32, device=self._place)
-        self._longest, self._captures = max_model_len, graphs
-        self._steps = self._steps_of(model, store)
+        assert model.operators.fusions is not None
+        self._longest = parts.max_model_len
+        graphs = model.operators.fusions.graphs
+        self._room = StepRoom(self._layout, self._choices, self._logits, self._device, self._longest, graphs)
+        self._steps = ModelSteps(model, store, self._room)
         self._chained = self._chains_of(drafter)
-
-    def _steps_of(self, model: Model, store: KeysValues) -> ModelSteps:
-        assert isinstance(store, GpuKeysValues)
-        options: dict[str, Any] = {"longest": self._longest, "graphs": self._captures}
-        return ModelSteps(model, store, self._layout, self._choices, self._logits, self._device, **options)
 
     def _chains_of(self, drafter: Drafter | None) -> DraftChains | None:
         """A drafter's steps, if they can choose tokens where the model's do."""
@@ -105,7 +82,7 @@ class GpuExecutor(TorchExecutor):
             draft = drafter.model
             if not isinstance(draft.stack, GpuLayers) or draft.spec.vocabulary != self._logits.shape[1]:
                 return None
-            steps = self._steps_of(draft, drafter.store)
+            steps = ModelSteps(draft, drafter.store, self._room)
             return DraftChains(steps, steps, self._layout)
         if isinstance(drafter, HeadDrafter) and isinstance(drafter.head.stack, GpuLayers):
             assert isinstance(drafter.store, GpuKeysValues)
@@ -113,10 +90,10 @@ class GpuExecutor(TorchExecutor):
             # Tables of its own: attention of its heads may have other tiles.
             of_tile = drafter.head.stack.tokens_of_tile(drafter.store)
             mine = Room(max(room.drafted, room.sequences, drafter.together), room.sequences, room.blocks, of_tile)
-            layout, options = TableLayout(mine, self._place), {"longest": self._longest, "graphs": self._captures}
+            layout = TableLayout(mine, self._place)
             states = torch.zeros(mine.sequences + 1, head.hidden, dtype=head.dtype, device=self._place)
-            steps = (drafter, states, layout, self._choices, self._logits, self._device)
-            first, later = (HeadSteps(*steps, goes_on=goes_on, **options) for goes_on in (False, True))
+            own = replace(self._room, layout=layout)
+            first, later = (HeadSteps(drafter, own, states, goes_on=goes_on) for goes_on in (False, True))
             return DraftChains(first, later, layout)
         return None
 

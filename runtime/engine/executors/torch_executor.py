@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from ...blocks.block_cache import Copy
-from ...decoder.model import Model
 from ...decoder.parts.batch import Run
-from ...decoder.parts.kv_cache import KeysValues
 from ...requests.sequence import Request, Sequence, TokenLogprobs, TokenScore
 from ...sampling.beam_candidates import continuations
 from ...sampling.logit_statistics import LogitStatistics
@@ -23,12 +21,13 @@ from ...scheduling.plan import Chunk, StepPlan
 from ...speculation.counts import DraftOutcome
 from ...speculation.drafter import Drafter, Drafts
 from ...speculation.length import Drafted
+from ...speculation.model_drafter import ModelDrafter
 from ...speculation.stepwise import StepwiseDrafter
 from ...speculation.tree import TokenTree, TreeRuns
 from ...speculation.verification import verify
 from ..ranks.workers import StepMessage, Workers
-from ..setup.host_blocks import HostBlocks
 from ..setup.loading import on_device_of
+from ..setup.parts import EngineParts
 from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
 
 
@@ -47,38 +46,22 @@ class TorchExecutor:
     """Runs a model over a paged cache.
 
     Args:
-        model: the model.
-        store: its KV cache.
-        ends: tokens that end a sequence.
-        seed: for requests without one.
-        host: blocks in host memory; None if plans swap none.
-        workers: the other ranks; None if there are none.
+        parts: of the engine.
         drafter: proposes tokens; None for none.
-        upper: the model of the weights' upper bits, for requests that it answers; None if there are none.
+        workers: the other ranks; None if there are none.
 
     Attributes:
         model: the model; a profile wraps it with a timer.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        store: KeysValues,
-        ends: frozenset[int],
-        seed: int,
-        host: HostBlocks | None = None,
-        workers: Workers | None = None,
-        drafter: Drafter | None = None,
-        upper: RunsBatches | None = None,
-    ) -> None:
-        self.model: RunsBatches = model
-        self._upper = upper
-        self._lay_out = model.batch
-        self._store = store
-        self._host = host
-        self._device = on_device_of(model)
-        self._ends = ends
-        self._seed = seed
+    def __init__(self, parts: EngineParts, drafter: Drafter | None = None, workers: Workers | None = None) -> None:
+        self.model: RunsBatches = parts.model
+        may_answer = parts.config.upper_bits_at is not None  # what drafts then is the model of the upper bits
+        self._upper = drafter.model if may_answer and isinstance(drafter, ModelDrafter) else None
+        self._lay_out = parts.model.batch
+        self._store, self._host, self._ends = parts.store, parts.host, parts.ends
+        self._device = on_device_of(parts.model)
+        self._seed = parts.config.seed
         self._workers = workers
         self.drafter = drafter
 

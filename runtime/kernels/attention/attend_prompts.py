@@ -21,7 +21,7 @@ from ...heads import Heads
 from ..base.kernel import Build, Case, Kernel, PreparedCase
 from ..base.launch import Launch, interpreted, takes_ptx
 from ..base.overlap import wait_and_launch
-from ..base.targets import Target, target_of
+from ..base.targets import Target, splitting, target_of
 from ..base.workspace import Workspace, workspace
 from ..rows.cached import LayerCache
 from ..rows.quantize_rows import CODES, LARGEST, NAMES, TARGETS_OF, code_room, larger, quantize_rows, rounded, scale_of
@@ -345,7 +345,7 @@ def _rounded_case(case: AttentionCase, code: torch.dtype, by_block: bool) -> Cas
         return case.computed_by(compute).trial(device, draw)
 
     name = f"{case.name}, then {NAMES[code]} {'by block' if by_block else 'by row'}"
-    targets = tuple(name for name in TARGETS_OF[code] if name != "gfx942")
+    targets = splitting(TARGETS_OF[code])
     return Case(name, prepare, case.case().tolerance, targets=targets)
 
 
@@ -374,7 +374,7 @@ def _build(
         return launch(queries, heads, cache, runs, work, out, tile, Workspace(meta), to)
 
     halves = dtype != torch.float32
-    targets = case.targets if code is None else tuple(name for name in TARGETS_OF[code] if name != "gfx942")
+    targets = case.targets if code is None else splitting(TARGETS_OF[code])
     return Build(
         case.name,
         on_meta,

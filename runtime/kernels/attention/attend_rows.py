@@ -23,7 +23,7 @@ from ..base.kernel import Build, Kernel
 from ..base.launch import Launch
 from ..base.overlap import wait_and_launch
 from ..base.products import finished
-from ..base.targets import Target, target_of
+from ..base.targets import Target, splitting, target_of
 from ..base.workspace import Workspace, workspace
 from ..rows.cached import LayerCache, cached_rows, numbers_of, padded
 from ..tiles.attention_tiles import PromptTile, prompt_tile
@@ -212,7 +212,7 @@ def _build(size: int, kind: str) -> Build:
         return launch(queries, heads, cache, runs, work, out, tile, target, space, 4096)
 
     # A barrier does not make one wave's stores visible to another on AMD's GPUs.
-    targets = tuple(name for name in (case.targets or ("sm_80", "sm_90", "sm_100")) if name != "gfx942")
+    targets = splitting(case.targets)
     return Build(
         case.name,
         on_meta,
@@ -223,12 +223,11 @@ def _build(size: int, kind: str) -> Build:
     )
 
 
-_NVIDIA = ("sm_80", "sm_90", "sm_100")
 KERNEL = Kernel(
     "attend_rows",
-    [replace(_case(case).case(), targets=case.targets or _NVIDIA) for case in attention_cases(singles=False)[:5]]
+    [replace(_case(case).case(), targets=splitting(case.targets)) for case in attention_cases(singles=False)[:5]]
     + [
-        replace(_case(case).case(), targets=_NVIDIA)
+        replace(_case(case).case(), targets=splitting(()))
         for case in attention_cases(singles=False)
         if BY_KIND[case.kind].packed
     ],

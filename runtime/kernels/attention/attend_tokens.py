@@ -23,7 +23,7 @@ from ...heads import Heads
 from ..base.kernel import Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch
 from ..base.overlap import wait_and_launch
-from ..base.targets import Target, target_of
+from ..base.targets import Target, splitting, target_of
 from ..base.workspace import Workspace, workspace
 from ..rows.cached import LayerCache, cached_rows, numbers_of, padded, store_key_and_value, storing
 from ..rows.rotate_and_store import HeadNorms, RotaryTables, StoreCase, prepared, preparing, rotate_and_store
@@ -523,7 +523,7 @@ def _stored_case(case: AttentionCase, norm: str, half: int) -> Case:
         return PreparedCase(compute, expected, 0)
 
     name = f"{case.name}, norm {norm}, {2 * half} rotated, stored on the way"
-    targets = tuple(name for name in (case.targets or ("sm_80", "sm_90", "sm_100")) if name != "gfx942")
+    targets = splitting(case.targets)
     return Case(name, prepare, case.case().tolerance, targets=targets)
 
 
@@ -566,7 +566,7 @@ def _build(
     # On AMD's GPUs keys are stored in a separate launch: a barrier does not make them visible.
     targets = case.targets
     if stores:
-        targets = tuple(name for name in (targets or ("sm_80", "sm_90", "sm_100")) if name != "gfx942")
+        targets = splitting(targets)
     return Build(
         case.name,
         on_meta,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +60,11 @@ _ALL = (
     Target("gfx942", "hip", "gfx942", 64, 304, 65536, 65536, 131072, 32, ("v_mfma",), (), _E4M3FNUZ, splits=False),
 )
 TARGETS = {target.name: target for target in _ALL}
+
+
+def splitting(names: Sequence[str]) -> tuple[str, ...]:
+    """Of some targets' names, or of all, those whose programs see each other's stores."""
+    return tuple(name for name in names or TARGETS if TARGETS[name].splits)
 
 
 def target_of(device: torch.device) -> Target:

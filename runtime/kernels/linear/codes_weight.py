@@ -109,22 +109,3 @@ def prepare(
         gate,
         0,
     )
-
-
-def of_experts(weights: list[CodesWeight]) -> CodesWeight:
-    """Matrices of the same kind, joined into one with experts."""
-    first = weights[0]
-    alike = ("rows", "columns", "form", "kind", "group", "scale_type", "gate")
-    if any(getattr(w, name) != getattr(first, name) for w in weights for name in alike):
-        raise ValueError("experts must all be stored alike")
-
-    def all_of(name: str) -> Tensor | None:
-        parts = [getattr(w, name) for w in weights]
-        return None if parts[0] is None else torch.stack(parts)
-
-    codes = all_of("codes")
-    assert codes is not None
-    changed = {name: all_of(name) for name in ("more", "scales", "row_scales")}
-    if first.bias is not None:
-        raise ValueError("experts with biases are not supported")
-    return replace(first, codes=codes, experts=len(weights), **changed)

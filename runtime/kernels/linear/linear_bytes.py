@@ -7,8 +7,9 @@ instructions for each weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -16,16 +17,15 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, poisoned
 from ..base.launch import GENERAL, Launch, interpreted
 from ..base.overlap import launch_dependents, prefetch_runs, wait_for_earlier
-from ..base.targets import Target
 from ..base.workspace import Workspace, workspace
 from ..rows.quantize_rows import LARGEST, NAMES, TARGETS_OF, divided_by, quantize_rows
-from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
+from ..tiles.tile import LinearShape, Tile
+from .case import LinearCase, linear_kernel
 from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
 from .packing import ROWS, interleaved
-from .routing import Routing, route
+from .routing import Routing
 from .start import Weight, room_for, routed_product, rows_of
 
 CHUNK = 128  # contiguous columns in a row of the packed weight, and the width of a scale block
@@ -214,26 +214,6 @@ def prepare(
     )
 
 
-def of_experts(weights: list[BytesWeight]) -> BytesWeight:
-    """Matrices of the same kind, joined into one with experts."""
-    first = weights[0]
-    if any(
-        w.codes.shape != first.codes.shape or w.codes.dtype != first.codes.dtype or w.gate != first.gate
-        for w in weights
-    ):
-        raise ValueError("experts must all be stored alike")
-    if first.bias is not None:
-        raise ValueError("experts with biases are not supported")
-
-    def all_of(name: str) -> Tensor | None:
-        parts = [getattr(w, name) for w in weights]
-        return None if parts[0] is None else torch.stack(parts)
-
-    bits = torch.stack([w.codes.view(torch.int8) for w in weights]).view(first.codes.dtype)
-    scales = {name: all_of(name) for name in ("row_scales", "block_scales")}
-    return replace(first, codes=bits, experts=len(weights), **scales)
-
-
 def launch(
     x: Tensor,
     x_scales: Tensor,
@@ -291,7 +271,7 @@ def linear_bytes(
 
     Args:
         x: float16 or bfloat16.
-        weight: from :func:`prepare`, or :func:`of_experts` with ``routing``.
+        weight: from :func:`prepare`, or :meth:`.Weight.joined` with ``routing``.
         tile: the tile.
         out: the output, allocated by default.
         residual: added, of the output's shape.
@@ -308,11 +288,15 @@ def linear_bytes(
     return out
 
 
-def multiply(codes: Tensor, scales: Tensor, weight: BytesWeight, tile: Tile, dtype: torch.dtype) -> Tensor:
-    """Inputs that :func:`quantize_rows` rounded, times the weight, in ``dtype``."""
-    out = torch.empty(codes.shape[0], weight.outputs, dtype=dtype, device=codes.device)
+def multiply(
+    codes: Tensor, scales: Tensor, weight: BytesWeight, tile: Tile, dtype: torch.dtype, residual: Tensor | None = None
+) -> Tensor:
+    """Inputs that :func:`quantize_rows` rounded, times the weight, in ``dtype``; plus ``residual``, which is overwritten."""
+    out = residual
+    if out is None:
+        out = torch.empty(codes.shape[0], weight.outputs, dtype=dtype, device=codes.device)
     if codes.shape[0]:
-        launch(codes, scales, weight, tile, out, workspace(out.device)).run()
+        launch(codes, scales, weight, tile, out, workspace(out.device), residual=residual).run()
     return out
 
 
@@ -350,7 +334,7 @@ def reference(
 
 
 @dataclass(frozen=True)
-class BytesCase:
+class BytesCase(LinearCase):
     """A test case: a weight and a launch, with random inputs."""
 
     code: torch.dtype
@@ -365,16 +349,11 @@ class BytesCase:
     in_place: bool = False  # outputs are written over their residual
     tile: Tile | None = None  # None for the shipped one
     experts: int = 0
-
-    @property
-    def name(self) -> str:
-        names = (NAMES[self.code], "by block" if self.blocks else "by row")
-        options = [name for name in ("bias", "residual", "in_place") if getattr(self, name)]
-        options += [self.gate] if self.gate != "none" else []
-        options += [f"{self.experts} experts"] if self.experts else []
-        kind = str(self.dtype).removeprefix("torch.")
-        size = f"{self.rows}x{self.columns} by {self.outputs}"
-        return " ".join([*names, size, kind, *options, str(self.tile or "")]).strip()
+    by_slot: bool = field(default=True, init=False)
+    prepare: ClassVar[Callable[..., Any]] = staticmethod(prepare)
+    product: ClassVar[Callable[..., Tensor]] = staticmethod(linear_bytes)
+    start: ClassVar[Callable[..., Launch]] = staticmethod(launch)
+    reference: ClassVar[Callable[..., Tensor]] = staticmethod(reference)
 
     @property
     def bits(self) -> int:
@@ -396,11 +375,21 @@ class BytesCase:
         """The shape that its tile is looked up by."""
         return LinearShape(self.rows, self.outputs, self.columns, CHUNK if self.blocks else self.columns, 8)
 
-    def packed(self, device: torch.device) -> BytesWeight:
-        """A weight for timing."""
-        return prepare(**self.weight(torch.Generator(device).manual_seed(0)))
+    @property
+    def stored(self) -> tuple[str, str]:
+        return NAMES[self.code], "by block" if self.blocks else "by row"
 
-    def weight(self, draw: torch.Generator) -> dict[str, Any]:
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return TARGETS_OF[self.code]
+
+    def inputs(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Codes and scales."""
+        shape = (self.rows, -(-self.columns // CHUNK)) if self.blocks else (self.rows,)
+        codes = torch.empty(self.rows, self.columns, dtype=self.code, device=device)
+        return codes, torch.empty(shape, device=device)
+
+    def weight(self, draw: torch.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments of :func:`prepare` and :func:`reference`."""
         shape = (self.outputs, self.columns)
         if self.code == torch.int8:
@@ -416,86 +405,8 @@ class BytesCase:
             found["block_scale"] = (torch.rand(across, generator=draw, device=draw.device) + 0.5) / size
         else:
             found["row_scale"] = (torch.rand(self.outputs, generator=draw, device=draw.device) + 0.5) / size
-        if self.bias:
-            found["bias"] = torch.randn(self.outputs, generator=draw, device=draw.device).to(self.dtype)
-        return found
-
-    def tile_on(self, tiles: Tiles) -> Tile:
-        """Its tile, or the shipped one."""
-        return self.tile or tiles.find("linear_bytes", NAMES[self.code], self.shape, CHUNK)
-
-    def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
-        tile = self.tile_on(tiles_of(device))
-        x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
-        given = moved(self.weight(draw), device)
-        weight = prepare(**given)
-        residual = (
-            torch.randn(self.rows, weight.outputs, generator=draw, device=draw.device).to(self.dtype)
-            if self.residual
-            else None
-        )
-        residual = moved(residual, device)
-        expected = reference(x, **given, residual=residual)
-
-        def compute() -> Tensor:
-            if self.in_place:
-                out = added = residual.clone()
-            else:
-                out, added = poisoned(self.rows, weight.outputs, self.dtype, device), residual
-            return linear_bytes(x, weight, tile, out=out, residual=added)
-
-        return PreparedCase(compute, expected, weight.nbytes)
-
-    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
-        """Each token went to two of the experts, and each slot has inputs of its own."""
-        tile = self.tile_on(tiles_of(device))
-        chosen = torch.rand(self.rows, self.experts, generator=draw, device=draw.device).argsort(-1)[:, :2]
-        x = torch.randn(2 * self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
-        given = [moved(self.weight(draw), device) for _ in range(self.experts)]
-        weight = of_experts([prepare(**one) for one in given])
-        routing = route(chosen.to(device), self.experts, tile.rows, by_slot=True)
-        each = [reference(x, **one) for one in given]
-        expected = torch.stack([each[expert][slot] for slot, expert in enumerate(chosen.flatten().tolist())])
-
-        def compute() -> Tensor:
-            out = poisoned(2 * self.rows, weight.outputs, self.dtype, device)
-            return linear_bytes(x, weight, tile, out=out, routing=routing)
-
-        return PreparedCase(compute, expected, weight.nbytes)
-
-    def case(self, large: bool = False) -> Case:
-        prepare_trial = self.trial_of_experts if self.experts else self.trial
-        return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, TARGETS_OF[self.code], self.launch)
-
-    def launch(self, target: Target) -> Launch:
-        """On ``meta``, for compilation. The weight's contents do not matter, so a small one is used."""
-        draw, meta = torch.Generator().manual_seed(0), torch.device("meta")
-        weight = prepare(**replace(self, outputs=128, columns=512).weight(draw))
-        if self.experts:
-            weight = of_experts([weight] * self.experts)
-        fields = {name: moved(getattr(weight, name), meta) for name in ("codes", "row_scales", "block_scales", "bias")}
-        weight = replace(weight, rows=self.outputs, columns=self.columns, **fields)
-        tile = self.tile_on(tiles_of_target(target))
-        x = torch.empty(self.rows, self.columns, dtype=self.code, device=meta)
-        shape = (self.rows, -(-self.columns // CHUNK)) if self.blocks else (self.rows,)
-        scales = torch.empty(shape, device=meta)
-        routing = None
-        if self.experts:
-            slots = torch.empty(tile.rows, dtype=torch.int32, device=meta)
-            routing = Routing(slots, slots[:1], 2 * self.rows, 1, None)
-        out = torch.empty(self.rows, weight.outputs, dtype=self.dtype, device=meta)
-        residual = out if self.residual else None
-        return launch(x, scales, weight, tile, out, Workspace(meta), residual=residual, routing=routing)
-
-    def build(self) -> Build:
-        return Build(
-            self.name,
-            self.launch,
-            matrix=True,
-            streamed=("weight",),
-            wide=self.rows >= 64,
-            targets=TARGETS_OF[self.code],
-        )
+        found |= self.drawn_bias(draw)
+        return found, found
 
 
 _I8, _F8, _Z8, _B = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.bfloat16
@@ -554,8 +465,4 @@ _RARE_BUILDS = [
     *(BytesCase(code, rows, 4096, 4096, True, _B) for code in (_F8, _Z8) for rows in (16, 64)),
     *(BytesCase(code, 512, 28672, 4096, False, _B, gate="silu") for code in _CODES),
 ]
-KERNEL = Kernel(
-    "linear_bytes",
-    [*(case.case() for case in _SMALL), *(case.case(large=True) for case in _LARGE)],
-    [*(case.build() for case in _BUILDS), *(replace(case.build(), rare=True) for case in _RARE_BUILDS)],
-)
+KERNEL = linear_kernel("linear_bytes", _SMALL, _LARGE, _BUILDS, _RARE_BUILDS)

@@ -8,27 +8,27 @@ last one of a tile sums the parts in a fixed order, so equal inputs give bitwise
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, poisoned
 from ..base.launch import GENERAL, Launch, multiplied_as, takes_ptx
 from ..base.overlap import launch_dependents, wait_for_earlier
 from ..base.products import finished
-from ..base.targets import Target
 from ..base.workspace import Workspace, workspace
-from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
+from ..tiles.tile import LinearShape, Tile
 from . import unpack
+from .case import LinearCase, linear_kernel
 from .codes import across, pieces_of, scale_of, scaled, words_of
-from .codes_weight import CodesWeight, of_experts, prepare
+from .codes_weight import CodesWeight, prepare
 from .finish import ONE_TILE, activated, store_outputs, sum_of_parts
 from .packing import FORMATS, SCALES
-from .routing import Routing, route
+from .routing import Routing
 from .slices import begin_slices, sum_slices
 from .start import room_for, routed_product, rows_of
 
@@ -284,7 +284,7 @@ def linear_codes(
 
     Args:
         x: float16 or bfloat16.
-        weight: from :func:`prepare`, or :func:`of_experts` with ``routing``.
+        weight: from :func:`prepare`, or :meth:`.Weight.joined` with ``routing``.
         tile: the tile.
         out: the output, allocated by default.
         residual: added, of the output's shape.
@@ -326,7 +326,7 @@ def reference(
 
 
 @dataclass(frozen=True)
-class CodesCase:
+class CodesCase(LinearCase):
     """A test case: a weight and a launch, with random inputs."""
 
     form: str
@@ -343,27 +343,10 @@ class CodesCase:
     in_place: bool = False  # outputs are written over their residual
     tile: Tile | None = None  # None for the shipped one
     experts: int = 0
-
-    @property
-    def name(self) -> str:
-        options = [name for name in ("zero", "bias", "residual", "in_place") if getattr(self, name)]
-        group = f"g{self.group}" if self.group else "by row"
-        kind = str(self.dtype).removeprefix("torch.")
-        if self.gate != "none":
-            options.append(self.gate)
-        if self.experts:
-            options.append(f"{self.experts} experts")
-        return " ".join(
-            [
-                self.form,
-                group,
-                self.scale,
-                f"{self.rows}x{self.columns} by {self.outputs}",
-                kind,
-                *options,
-                str(self.tile or ""),
-            ]
-        ).strip()
+    prepare: ClassVar[Callable[..., Any]] = staticmethod(prepare)
+    product: ClassVar[Callable[..., Tensor]] = staticmethod(linear_codes)
+    start: ClassVar[Callable[..., Launch]] = staticmethod(launch)
+    reference: ClassVar[Callable[..., Tensor]] = staticmethod(reference)
 
     @property
     def bits(self) -> int:
@@ -384,6 +367,22 @@ class CodesCase:
     def shape(self) -> LinearShape:
         """The shape that its tile is looked up by."""
         return LinearShape(self.rows, self.outputs, self.columns, self.group or self.columns, self.bits)
+
+    @property
+    def shares(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def stored(self) -> tuple[str, str, str]:
+        return self.form, f"g{self.group}" if self.group else "by row", self.scale
+
+    @property
+    def streamed(self) -> tuple[str, ...]:
+        return ("codes", "more") if self.form in ("int3", "sparse4", "nested8") else ("codes",)
+
+    @property
+    def small(self) -> dict[str, int]:
+        return {"outputs": 128, "columns": 8 * (self.group or 64)}
 
     def packed(self, device: torch.device) -> CodesWeight:
         """A weight of few random codes, repeated: enough for timing at any size."""
@@ -433,85 +432,8 @@ class CodesCase:
             packed["zero"] = plain["zero"] = torch.randint(
                 -half, half, (self.outputs, groups), generator=draw, device=draw.device
             )
-        if self.bias:
-            packed["bias"] = plain["bias"] = torch.randn(self.outputs, generator=draw, device=draw.device).to(
-                self.dtype
-            )
-        return packed, plain
-
-    def tile_on(self, tiles: Tiles) -> Tile:
-        """Its tile, or the shipped one."""
-        return self.tile or tiles.find("linear_codes", self.form, self.shape, FORMATS[self.form].block)
-
-    def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
-        tile = self.tile_on(tiles_of(device))
-        x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype)
-        packed, plain = self.weight(draw)
-        weight = prepare(**moved(packed, device))
-        residual = (
-            torch.randn(self.rows, weight.outputs, generator=draw, device=draw.device).to(self.dtype)
-            if self.residual
-            else None
-        )
-        inputs = moved({"x": x, "residual": residual}, device)
-        expected = reference(**inputs, **moved(plain, device))
-
-        def compute() -> Tensor:
-            if self.in_place:
-                out = added = inputs["residual"].clone()
-            else:
-                out, added = poisoned(self.rows, weight.outputs, self.dtype, device), inputs["residual"]
-            return linear_codes(inputs["x"], weight, tile, out=out, residual=added)
-
-        return PreparedCase(compute, expected, weight.nbytes)
-
-    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
-        """Each token goes to two of the experts, whose outputs are multiplied by its routing weights."""
-        tile = self.tile_on(tiles_of(device))
-        x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
-        both = [self.weight(draw) for _ in range(self.experts)]
-        chosen = torch.rand(self.rows, self.experts, generator=draw, device=draw.device).argsort(-1)[:, :2]
-        shares = torch.rand(self.rows, 2, generator=draw, device=draw.device)
-        weight = of_experts([prepare(**moved(packed, device)) for packed, _ in both])
-        routing = route(chosen.to(device), self.experts, tile.rows, shares=shares.to(device))
-        each = [reference(x, **moved(plain, device)) for _, plain in both]
-        slots = list(enumerate(chosen.flatten().tolist()))
-        expected = torch.stack([each[expert][slot // 2] * float(shares.flatten()[slot]) for slot, expert in slots])
-
-        def compute() -> Tensor:
-            out = poisoned(2 * self.rows, weight.outputs, self.dtype, device)
-            return linear_codes(x, weight, tile, out=out, routing=routing)
-
-        return PreparedCase(compute, expected, weight.nbytes)
-
-    def case(self, large: bool = False) -> Case:
-        prepare_trial = self.trial_of_experts if self.experts else self.trial
-        return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, launch=self.launch)
-
-    def launch(self, target: Target) -> Launch:
-        """On ``meta``, for compilation. The weight's contents do not matter, so a small one is used."""
-        draw, meta = torch.Generator().manual_seed(0), torch.device("meta")
-        small = replace(self, outputs=16, columns=8 * (self.group or 64))
-        weight = prepare(**small.weight(draw)[0])
-        if self.experts:
-            weight = of_experts([weight] * self.experts)
-        fields = {
-            name: moved(getattr(weight, name), meta) for name in ("codes", "more", "scales", "row_scales", "bias")
-        }
-        weight = replace(weight, rows=self.outputs, columns=self.columns, **fields)
-        tile = self.tile_on(tiles_of_target(target))
-        x = torch.empty(self.rows, self.columns, dtype=self.dtype, device=meta)
-        routing = None
-        if self.experts:
-            slots = torch.empty(tile.rows, dtype=torch.int32, device=meta)
-            routing = Routing(slots, slots[:1], 2 * self.rows, 2, slots.float())
-        out = torch.empty(self.rows, weight.outputs, dtype=self.dtype, device=meta)
-        residual = out if self.residual else None
-        return launch(x, weight, tile, out, Workspace(meta), residual=residual, routing=routing)
-
-    def build(self) -> Build:
-        planes = ("codes", "more") if self.form in ("int3", "sparse4", "nested8") else ("codes",)
-        return Build(self.name, self.launch, matrix=True, streamed=planes, wide=self.rows >= 64)
+        bias = self.drawn_bias(draw)
+        return packed | bias, plain | bias
 
 
 def _repeated(part: Tensor, rows: int) -> Tensor:
@@ -657,8 +579,4 @@ _RARE_BUILDS = [
     CodesCase("float8", 512, 4096, 4096, 0, _B),
     CodesCase("float8", 1, 4096, 4096, 128, _B, scale="full"),
 ]
-KERNEL = Kernel(
-    "linear_codes",
-    [*(case.case() for case in _SMALL), *(case.case(large=True) for case in _LARGE)],
-    [*(case.build() for case in _BUILDS), *(replace(case.build(), rare=True) for case in _RARE_BUILDS)],
-)
+KERNEL = linear_kernel("linear_codes", _SMALL, _LARGE, _BUILDS, _RARE_BUILDS)

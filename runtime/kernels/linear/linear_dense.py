@@ -8,23 +8,23 @@ many each expert has.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, poisoned
 from ..base.launch import GENERAL, Launch, multiplied_as
 from ..base.overlap import launch_dependents, prefetch_rows, wait_for_earlier
-from ..base.targets import Target
 from ..base.workspace import Workspace, workspace
-from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
+from ..tiles.tile import LinearShape, Tile, Tiles
+from .case import LinearCase, linear_kernel
 from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
 from .packing import interleaved
-from .routing import Routing, most_blocks, route
+from .routing import Routing
 from .start import Weight, room_for, routed_product, rows_of
 
 BLOCK = 64  # the fewest columns of an iteration: 128 bytes of each row, what memory is read by
@@ -151,19 +151,6 @@ def prepare(weight: Tensor, bias: Tensor | None = None, gate: str = "none") -> D
     return DenseWeight(rows, columns, weight.contiguous(), None if bias is None else bias.contiguous(), gate)
 
 
-def of_experts(weights: list[DenseWeight]) -> DenseWeight:
-    """Matrices of the same kind, joined into one with experts."""
-    first = weights[0]
-    if any(
-        w.weight.shape != first.weight.shape or w.weight.dtype != first.weight.dtype or w.gate != first.gate
-        for w in weights
-    ):
-        raise ValueError("experts must all be stored alike")
-    if any(w.bias is not None for w in weights):
-        raise ValueError("experts with biases are not supported")
-    return replace(first, weight=torch.stack([w.weight for w in weights]), experts=len(weights))
-
-
 def launch(
     x: Tensor,
     weight: DenseWeight,
@@ -218,7 +205,7 @@ def linear_dense(
 
     Args:
         x: of the weight's dtype, with contiguous rows.
-        weight: from :func:`prepare`, or :func:`of_experts` with ``routing``.
+        weight: from :func:`prepare`, or :meth:`.Weight.joined` with ``routing``.
         tile: the tile.
         out: the output, possibly float32; by default allocated in the inputs' dtype.
         residual: added, of the output's shape; may be ``out`` itself.
@@ -248,7 +235,7 @@ def reference(
 
 
 @dataclass(frozen=True)
-class DenseCase:
+class DenseCase(LinearCase):
     """A test case: a weight and a launch, with random inputs."""
 
     rows: int
@@ -263,15 +250,10 @@ class DenseCase:
     tile: Tile | None = None  # None for the shipped one
     experts: int = 0  # each row goes to two of them
     by_slot: bool = False  # each of the two reads a row of its own, and is multiplied by its share
-
-    @property
-    def name(self) -> str:
-        options = [name for name in ("bias", "residual", "in_place") if getattr(self, name)]
-        options += [self.gate] if self.gate != "none" else []
-        options += [f"to {self.out}"] if self.out else []
-        options += [f"{self.experts} experts{' by slot' * self.by_slot}"] if self.experts else []
-        parts = [f"{self.rows}x{self.columns} by {self.outputs} {self.dtype}", *options, str(self.tile or "")]
-        return " ".join(parts).replace("torch.", "").strip()
+    prepare: ClassVar[Callable[..., Any]] = staticmethod(prepare)
+    product: ClassVar[Callable[..., Tensor]] = staticmethod(linear_dense)
+    start: ClassVar[Callable[..., Launch]] = staticmethod(launch)
+    reference: ClassVar[Callable[..., Tensor]] = staticmethod(reference)
 
     @property
     def bits(self) -> int:
@@ -294,91 +276,20 @@ class DenseCase:
         rows = max(1, 2 * self.rows // self.experts) if self.experts else self.rows
         return LinearShape(rows, self.outputs, self.columns, self.columns, 16)
 
-    def packed(self, device: torch.device) -> DenseWeight:
-        """A weight for timing."""
-        return prepare(**self.weight(torch.Generator(device).manual_seed(0)))
+    @property
+    def shares(self) -> torch.dtype | None:
+        return self.dtype if self.by_slot else None
 
-    def weight(self, draw: torch.Generator) -> dict[str, Any]:
+    def weight(self, draw: torch.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments of :func:`prepare` and :func:`reference`."""
         values = torch.randn(self.outputs, self.columns, generator=draw, device=draw.device) / self.columns**0.5
-        bias = torch.randn(self.outputs, generator=draw, device=draw.device).to(self.dtype) if self.bias else None
-        return {"weight": values.to(self.dtype), "bias": bias, "gate": self.gate}
+        found = {"weight": values.to(self.dtype), "gate": self.gate, **self.drawn_bias(draw)}
+        return found, found
 
     def tile_on(self, tiles: Tiles) -> Tile:
         """Its tile, or the shipped one."""
         form = "experts" if self.experts else "half"
         return self.tile or tiles.find("linear_dense", form, self.shape, BLOCK, self.experts)
-
-    def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
-        tile = self.tile_on(tiles_of(device))
-        x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
-        given = moved(self.weight(draw), device)
-        weight = prepare(**given)
-        residual = None
-        if self.residual:
-            residual = torch.randn(self.rows, weight.outputs, generator=draw, device=draw.device)
-            residual = residual.to(self.out or self.dtype).to(device)
-        expected = reference(x, **given, residual=residual)
-
-        def compute() -> Tensor:
-            if self.in_place and residual is not None:
-                out = added = residual.clone()
-            else:
-                out, added = poisoned(self.rows, weight.outputs, self.out or self.dtype, device), residual
-            return linear_dense(x, weight, tile, out=out, residual=added)
-
-        return PreparedCase(compute, expected, weight.nbytes)
-
-    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
-        """Each token goes to two of the experts."""
-        tile = self.tile_on(tiles_of(device))
-        slots = 2 * self.rows
-        x = torch.randn(slots if self.by_slot else self.rows, self.columns, generator=draw, device=draw.device)
-        x = x.to(self.dtype).to(device)
-        each = [moved(self.weight(draw), device) for _ in range(self.experts)]
-        chosen = torch.rand(self.rows, self.experts, generator=draw, device=draw.device).argsort(-1)[:, :2].to(device)
-        shares = torch.rand(self.rows, 2, generator=draw, device=draw.device).to(self.dtype) if self.by_slot else None
-        weight = of_experts([prepare(**given) for given in each])
-        shares = moved(shares, device)
-        routing = route(chosen, self.experts, tile.rows, by_slot=self.by_slot, shares=shares)
-        expected = torch.empty(slots, weight.outputs, dtype=torch.float64, device=device)
-        for expert, given in enumerate(each):
-            those = torch.where(chosen.flatten() == expert)[0]
-            expected[those] = reference(x[those if self.by_slot else those // 2], **given)
-        if shares is not None:
-            expected *= shares.double().view(-1, 1)
-
-        def compute() -> Tensor:
-            out = poisoned(slots, weight.outputs, self.dtype, device)
-            return linear_dense(x, weight, tile, out=out, routing=routing)
-
-        return PreparedCase(compute, expected, weight.nbytes)
-
-    def case(self, large: bool = False) -> Case:
-        prepare_trial = self.trial_of_experts if self.experts else self.trial
-        return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, launch=self.launch)
-
-    def launch(self, target: Target) -> Launch:
-        """On ``meta``, for compilation."""
-        meta = torch.device("meta")
-        bias = torch.empty(self.outputs, dtype=self.dtype, device=meta) if self.bias else None
-        values = torch.empty(self.outputs, self.columns, dtype=self.dtype, device=meta)
-        weight = DenseWeight(self.outputs, self.columns, values, bias, self.gate)
-        x = torch.empty(self.rows, self.columns, dtype=self.dtype, device=meta)
-        out = torch.empty(self.rows, weight.outputs, dtype=self.out or self.dtype, device=meta)
-        tile = self.tile_on(tiles_of_target(target))
-        routing = None
-        if self.experts:
-            weight = replace(weight, weight=values.expand(self.experts, -1, -1).contiguous(), experts=self.experts)
-            blocks = torch.empty(most_blocks(2 * self.rows, self.experts, tile.rows), dtype=torch.int32, device=meta)
-            slots = torch.empty(blocks.shape[0] * tile.rows, dtype=torch.int32, device=meta)
-            shares = torch.empty(2 * self.rows, dtype=self.dtype, device=meta) if self.by_slot else None
-            routing = Routing(slots, blocks, 2 * self.rows, 1 if self.by_slot else 2, shares)
-        residual = out if self.residual else None
-        return launch(x, weight, tile, out, Workspace(meta), residual=residual, routing=routing)
-
-    def build(self) -> Build:
-        return Build(self.name, self.launch, matrix=True, streamed=("weight",), wide=self.shape.rows >= 64)
 
 
 _F, _B, _FULL = torch.float16, torch.bfloat16, torch.float32
@@ -442,8 +353,4 @@ _RARE_BUILDS = [
     DenseCase(1, 16384, 4096, _F, gate="alone_gelu", bias=True, residual=True),
     DenseCase(16, 16384, 4112, _B, gate="alone_gelu_tanh", bias=True),
 ]
-KERNEL = Kernel(
-    "linear_dense",
-    [*(case.case() for case in _SMALL), *(case.case(large=True) for case in _LARGE)],
-    [*(case.build() for case in _BUILDS), *(replace(case.build(), rare=True) for case in _RARE_BUILDS)],
-)
+KERNEL = linear_kernel("linear_dense", _SMALL, _LARGE, _BUILDS, _RARE_BUILDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self
@@ -48,15 +49,38 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Bytes that a product reads, for one expert."""
-        return sum(part.nbytes for part in self._tensors().values()) // max(self.experts, 1)
+        return sum(part.nbytes for part in self.tensors().values()) // max(self.experts, 1)
 
     def copied(self) -> Self:
         """The same in other memory."""
         found = copy(self)
-        vars(found).update({name: part.clone() for name, part in self._tensors().items()})
+        vars(found).update({name: part.clone() for name, part in self.tensors().items()})
         return found
 
-    def _tensors(self) -> dict[str, Tensor]:
+    @classmethod
+    def joined(cls, weights: Sequence[Self]) -> Self:
+        """Matrices of the same kind, as one with experts.
+
+        Raises:
+            ValueError: they are not all stored alike, or have biases.
+        """
+        if any(each.bias is not None for each in weights):
+            raise ValueError("experts with biases are not supported")
+        if any(each._kind() != weights[0]._kind() for each in weights):
+            raise ValueError("experts must all be stored alike")
+        found = copy(weights[0])
+        for name, part in found.tensors().items():
+            # Not every device stacks 8-bit floats.
+            whole = torch.stack([getattr(each, name).view(torch.uint8) for each in weights])
+            vars(found)[name] = whole.view(part.dtype)
+        vars(found)["experts"] = len(weights)
+        return found
+
+    def _kind(self) -> dict[str, Any]:
+        return {n: (v.shape, v.dtype) if isinstance(v, Tensor) else v for n, v in vars(self).items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its parts, by name."""
         return {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
 
 

@@ -54,7 +54,6 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
     the lowest queue gives way first, and is swapped out ahead of need if there is host memory.
 
     Args:
-        levels: how many queues.
         starved: in quanta of the first queue. Fewer let requests preempt each other in turn, which costs more than it helps.
         quantum: of the first queue, in seconds; by default the time of the shortest step so far.
     """
@@ -62,8 +61,7 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
     pauses = True
     swaps_ahead = True
 
-    def __init__(self, levels: int = LEVELS, starved: float = STARVED_QUANTA, quantum: float | None = None) -> None:
-        self._levels = levels
+    def __init__(self, starved: float = STARVED_QUANTA, quantum: float | None = None) -> None:
         self._starved = starved
         self._fixed = quantum
         self._shortest: float | None = None
@@ -131,12 +129,12 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
             if request.preemptions != job.preemptions:
                 job.preemptions, job.since = request.preemptions, 0.0
             job.since += seconds
-            while has_token and job.used >= self._quantum(job.level) and job.level < self._levels - 1:
+            while has_token and job.used >= self._quantum(job.level) and job.level < LEVELS - 1:
                 job.level, job.used = job.level + 1, job.used - self._quantum(job.level)
 
     def _joined(self, request: Request) -> _Job:
         prefill = len(request.prompt) * (self._seconds_per_token or 0.0)
-        level = next((i for i in range(self._levels) if self._quantum(i) >= prefill), self._levels - 1)
+        level = next((i for i in range(LEVELS) if self._quantum(i) >= prefill), LEVELS - 1)
         return _Job(request, level, 0.0, request.arrived)
 
     def _credit(self, job: _Job) -> float:

@@ -69,14 +69,14 @@ def too_long(prompt: int, wanted: int | None, longest: int) -> ApiError:
     )
 
 
-def busy(message: str, retry_after: float = _RETRY_SECONDS) -> ApiError:
+def busy(message: str) -> ApiError:
     """More requests than the server takes at a time."""
     return ApiError(
         429,
         message,
         "rate_limit_exceeded",
         "rate_limit_exceeded",
-        headers={"Retry-After": f"{max(1, round(retry_after))}"},
+        headers={"Retry-After": str(_RETRY_SECONDS)},
     )
 
 

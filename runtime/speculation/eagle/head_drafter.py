@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 import torch
 from torch import Tensor
 
@@ -12,7 +10,7 @@ from ...requests.sequence import Sequence
 from ...scheduling.plan import StepPlan
 from ..caches import OwnCache
 from ..drafter import Chains, Drafts
-from ..stepwise import StepwiseDrafter
+from ..stepwise import StepwiseDrafter, Verifying
 from .draft_head import DraftHead
 from .features import Features
 
@@ -31,37 +29,19 @@ class HeadDrafter(StepwiseDrafter):
         head: the draft head.
         cache: its keys and values.
         features: what the model's steps made of tokens.
-        device: where steps are laid out and computed.
-        vocabulary: of the model.
+        verifying: of the engine whose model verifies.
         longest: the most tokens of a sequence.
-        ends: tokens that end a sequence.
-        seed: for requests without one.
-        max_num_batched_tokens: the most tokens that it computes at once.
 
     Attributes:
         together: the most positions that a draft's first step computes.
     """
 
     def __init__(
-        self,
-        head: DraftHead,
-        cache: HeadCache,
-        features: Features,
-        device: AbstractContextManager[object],
-        *,
-        vocabulary: int,
-        longest: int,
-        ends: frozenset[int],
-        seed: int,
-        max_num_batched_tokens: int,
+        self, head: DraftHead, cache: HeadCache, features: Features, verifying: Verifying, *, longest: int
     ) -> None:
-        draw_tokens, tokens = head.draw_tokens, head.tokens
-        super().__init__(
-            cache, draw_tokens, vocabulary=vocabulary, tokens=tokens, longest=longest, ends=ends, seed=seed
-        )
+        super().__init__(cache, head.draw_tokens, verifying, longest=longest, tokens=head.tokens)
         self.head, self.features = head, features
-        self._device, self._budget = device, max_num_batched_tokens
-        self.together = min(_TOGETHER, max_num_batched_tokens)
+        self.together = min(_TOGETHER, self._budget)
         self._states: dict[Sequence, Tensor] = {}  # of each draft's last token
 
     def unprepared(self, sequence: Sequence) -> int:
@@ -90,22 +70,10 @@ class HeadDrafter(StepwiseDrafter):
     def _may_draft(self, sequence: Sequence) -> bool:
         return super()._may_draft(sequence) and len(sequence.tokens) > 1
 
-    def _prepare(self, sequences: list[Sequence]) -> int:
-        """Compute the keys and values of all positions that have features but the last one, where they are many."""
-        count = 0
-        for sequence in sequences:
-            start, stop = self._cache.known(sequence), len(sequence.tokens) - 2
-            if stop + 1 - start <= self.together:
-                continue
-            count += stop - start
-            while start < stop:
-                piece = min(self._budget, stop - start)
-                self._computed([self._run(sequence, start, start + piece, 0)], None)
-                self._cache.computed(sequence, start, start + piece)
-                start += piece
-        if count and self.head.device.type == "cuda":
-            torch.cuda.current_stream(self.head.device).synchronize()  # or its time would be taken for the drafts'
-        return count
+    def _missing(self, sequence: Sequence) -> tuple[int, int]:
+        """All that have features but the last one, where they are many."""
+        start, stop = self._cache.known(sequence), len(sequence.tokens) - 2
+        return (start, stop) if stop + 1 - start > self.together else (start, start)
 
     def _begin(self, sequence: Sequence) -> tuple[int, int]:
         stop = len(sequence.tokens) - 1

@@ -11,7 +11,7 @@ from smelt.runtime.gpu.linears import DenseGpuLinear
 from smelt.runtime.kernels.base.targets import TARGETS, Target
 from smelt.runtime.kernels.linear.finish import is_gated
 from smelt.runtime.kernels.linear.gate_rows import gate_rows
-from smelt.runtime.kernels.linear.linear_dense import BLOCK, linear_dense, of_experts, prepare
+from smelt.runtime.kernels.linear.linear_dense import BLOCK, DenseWeight, linear_dense, prepare
 from smelt.runtime.kernels.tiles.tile import LinearShape, Tile, tiles_of, tiles_of_target
 from smelt.runtime.weights.matrix import Matrix
 from torch.nn import functional
@@ -127,9 +127,9 @@ def test_what_is_impossible_is_reported() -> None:
     plain = prepare(torch.randn(32, 16).half())
     for other in (weight, replace(plain, gate="silu"), prepare(torch.randn(32, 16).bfloat16())):
         with pytest.raises(ValueError, match="experts must all be stored alike"):
-            of_experts([plain, other])
+            DenseWeight.joined([plain, other])
     with pytest.raises(ValueError, match="experts with biases are not supported"):
-        of_experts([plain, replace(plain, bias=torch.zeros(32).half())])
+        DenseWeight.joined([plain, replace(plain, bias=torch.zeros(32).half())])
     for x, gate in ((torch.randn(2, 20).half(), "silu"), (torch.randn(2, 16).half(), "none")):
         with pytest.raises(ValueError, match=f"gate '{gate}'"):
             gate_rows(x, gate)

@@ -63,7 +63,7 @@ def test_wide_inputs_read_the_weight_once_for_each_tile_of_rows() -> None:
 
 def test_bytes_of_8_bit_weights() -> None:
     case = BytesCase(torch.int8, 1, 256, 1024)
-    weight = linear_bytes.prepare(**case.weight(DRAW))
+    weight = linear_bytes.prepare(**case.weight(DRAW)[0])
     assert weight.nbytes == 256 * 1024 + 256 * 4
     with traffic([weight.codes]) as read:
         linear_bytes.linear_bytes(torch.randn(3, 1024).to(F), weight, Tile(64, 16, 128, 4, 4, 3, False))
@@ -136,7 +136,7 @@ def test_no_rows_need_no_launch() -> None:
 
 def test_experts_must_be_alike() -> None:
     with pytest.raises(ValueError, match="must all be stored alike"):
-        codes_weight.of_experts([prepared(), replace(prepared(), group=32)])
+        codes_weight.CodesWeight.joined([prepared(), replace(prepared(), group=32)])
 
 
 def test_every_format_has_a_case() -> None:
