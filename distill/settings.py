@@ -51,7 +51,15 @@ class TrainingText(RecipeModel):
     source: PathText = Field(
         default="builtin", description="`builtin`, a .txt or .jsonl file, or a Hugging Face dataset."
     )
-    field: str = Field(default="text", description="Name of the text field in JSONL and datasets.")
+    field: str = Field(
+        default="text",
+        description="Name of the text field in JSONL and datasets. It may hold lists of chat messages instead, which are"
+        " written in the model's chat template, and of which the assistant's are learned.",
+    )
+    completion: str | None = Field(
+        default=None,
+        description="Name of the field with what is to be learned, if `field` is the prompt that it follows.",
+    )
     split: str = Field(default="train", description="The split of a Hugging Face dataset.")
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
     writer: Literal["text", "teacher", "student"] = Field(
@@ -79,7 +87,7 @@ class TrainingText(RecipeModel):
 
     def text(self) -> TextSource:
         """The text."""
-        return TextSource(self.source, "calibration", self.field, self.split, self.config)
+        return TextSource(self.source, "calibration", self.field, self.split, self.config, self.completion)
 
 
 TextField = Annotated[TrainingText, WithJsonSchema({"anyOf": [{"type": "string"}, TrainingText.model_json_schema()]})]
@@ -173,6 +181,10 @@ class Training(RecipeModel):
             raise ValueError(
                 "writer: student excludes cross_entropy and stored, which need text that is known before training; remove"
                 " them, or set writer: text or teacher"
+            )
+        if self.data.writer != "text" and self.data.completion is not None:
+            raise ValueError(
+                f"completion is the text to learn from, and with writer: {self.data.writer} that is written; remove one"
             )
         if self.data.share != 1 and self.data.writer != "student":
             raise ValueError("share is for writer: student; remove it")

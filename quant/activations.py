@@ -9,7 +9,12 @@ from typing import Any, cast
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
-from compressed_tensors.quantization.utils import calculate_qparams, compute_dynamic_scales_and_zp, generate_gparam
+from compressed_tensors.quantization.utils import (
+    calculate_qparams,
+    calculate_range,
+    compute_dynamic_scales_and_zp,
+    generate_gparam,
+)
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -124,9 +129,17 @@ class ActivationRounding:
         rounded = fake_quantize(x=batched, scale=scale, zero_point=zero, args=self.args, global_scale=self.global_scale)
         return rounded.view_as(values)
 
+    def within(self, values: Tensor) -> Tensor | None:
+        """Which values are in the range of static scales; None where scales follow the values."""
+        if self.scale is None:
+            return None
+        least, most = calculate_range(self.args, str(values.device))
+        codes = values / self.scale.to(values.dtype) + (0 if self.zero is None else self.zero.to(values.dtype))
+        return (codes >= least) & (codes <= most)
+
 
 def quantize_inputs(module: nn.Module, rounding: ActivationRounding) -> RemovableHandle:
-    """Round the inputs of ``module``. Gradients pass straight through the rounding.
+    """Round the inputs of ``module``. Gradients pass straight through the rounding, but for those that static scales clip.
 
     Returns:
         The hook's handle; ``remove()`` restores full-precision inputs.
@@ -139,20 +152,23 @@ def quantize_inputs(module: nn.Module, rounding: ActivationRounding) -> Removabl
 
 
 def straight_through(values: Tensor, rounding: Callable[[Tensor], Tensor]) -> Tensor:
-    """``values`` rounded, with a straight-through gradient."""
+    """``values`` rounded, with a straight-through gradient where they are in its range."""
     return _StraightThrough.apply(values, rounding)  # type: ignore[no-any-return]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Rounding with the derivative of the identity."""
+    """Rounding with the derivative of the identity, and of a constant where it clips."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, rounding: Callable[[Tensor], Tensor]) -> Tensor:
+        within = rounding.within(inputs) if isinstance(rounding, ActivationRounding) else None
+        ctx.save_for_backward(*(() if within is None else (within,)))
         return rounding(inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None
+        kept = ctx.saved_tensors
+        return gradients[0] * kept[0] if kept else gradients[0], None
 
 
 def rounded_inputs(inputs: Tensor, args: QuantizationArgs) -> Tensor:

@@ -166,7 +166,7 @@ class PreparedQuantize(PreparedStep):
         if settings.train is not None:
             teacher = teacher_of(settings.train, self.model, self._given.original)
             everything += training_cost(
-                settings.train, self._working, teacher, len(self._chosen), on_gpu=self._given.on_gpu
+                settings.train, self._working, teacher, list(self._chosen), on_gpu=self._given.on_gpu
             )
         if self._mixed is None:
             return everything
@@ -188,7 +188,7 @@ class PreparedQuantize(PreparedStep):
         unknown = self.model.unknown
         if outcome is None:
             return StepRecord("quantize", settings, layers, unknown, record)
-        done = [outcome.sentence, "layer errors are from before training"]
+        done = [*outcome.sentences, "layer errors are from before training"]
         return StepRecord("quantize", settings, layers, unknown, record, done, training=outcome.training)
 
     def plan(self) -> RecipeStepPlan:

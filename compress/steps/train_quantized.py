@@ -125,7 +125,10 @@ class QuantizedTraining:
         if embedding_key(self._model).removesuffix("weight") + "weight_scale" in self._stored.names():
             frozen.add(f"{self._model.skeleton.embedding_name}.weight")  # its codes are not trained
         linears = {f"{name}.weight" for name in self._linears} | {f"{name}.bias" for name in self._linears}
-        found = {n: each for n, each in student.trained().items() if n not in frozen and n not in linears}
+        everything = student.trained()
+        if self._settings.lora is not None:  # the products and scales alone are trained
+            frozen |= everything.keys() - linears
+        found = {n: each for n, each in everything.items() if n not in frozen and n not in linears}
         for name in frozen:
             student.module.get_parameter(name).requires_grad_(False)
         for name, linear in self._linears.items():
@@ -135,7 +138,9 @@ class QuantizedTraining:
                 found[f"{name}.latent"] = Trained(linear.latent, stays=self._stays[name])
             if linear.clip is not None:
                 found[f"{name}.clip"] = Trained(linear.clip, rate=self._settings.scales, decays=False)
-            if linear.bias is not None:
+            if linear.bias is not None and self._settings.lora is not None:
+                linear.bias.requires_grad_(False)
+            elif linear.bias is not None:
                 # The output linear of a removed part is all zeros, and so is its bias.
                 stays = self._stays[name]
                 gone = None if stays is None or stays.any() else torch.zeros_like(linear.bias, dtype=torch.bool)

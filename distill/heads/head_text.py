@@ -94,7 +94,7 @@ def _written(writer: Writer, settings: Training, begins: WindowsFile, windows: r
         prompts = begins.read(numbers)[:, :length]
         # Half of it is less surprising, as the text of greedy requests is.
         temperature = settings.data.temperature / (1 + some.start // _TOGETHER % 2)
-        found.append(writer.continued(prompts, temperature, seed * 1_000_003 + some.start))
+        found.append(writer.continued(prompts, temperature, seed * 1_000_003 + some.start, ends=False)[0])
     return torch.cat(found)
 
 

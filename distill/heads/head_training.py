@@ -97,11 +97,11 @@ def train_head(
     trained = {name: Trained(parameter, decays=parameter.dim() == 2) for name, parameter in head.named_parameters()}
     optimizer = MasterAdamW(trained, settings.weight_decay, small_states=settings.small_states)
     log = TrainingLog(place.log, place.name, settings.steps)
-    order = ShuffledWindows(windows.read, windows.count, settings.batch, place.seed)
+    order = ShuffledWindows(windows.batch, windows.count, settings.batch, place.seed)
 
     def batch_at(step: int) -> TrainingBatch:
         batch = order.at(step)
-        return TrainingBatch(batch.tokens.to(place.device), windows=batch.windows)
+        return batch.on(place.device)
 
     store = Snapshots(place.journal, alone, [])
     trainer = Trainer(learner, optimizer, batch_at, trainer_settings(settings), store, watch_of(settings, place, log))

@@ -127,7 +127,7 @@ class _ByWindow(torch.autograd.Function):
         needs_gradient = any(ctx.needs_input_grad)
         gradients = [torch.zeros_like(each) for each in given] if needs_gradient else []
         total = torch.zeros((), dtype=_wide(query), device=query.device)
-        share = counted.to(total.dtype) / counted.sum()
+        share = counted.to(total.dtype) / counted.sum().clamp_min(1e-12)
         for window in range(len(query)):
             leaves = [(each[window] if each is not mixture else each).detach() for each in given]
             with torch.no_grad():

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .loss_and_gradient import LossAndGradient
 
-# Elements of one chunk of logits.
+# Elements of one chunk of logits, and its fewest positions: every chunk reads the whole lm_head and adds to its whole gradient.
 _CHUNK = 1 << 22
-_FEWEST = 32
+_FEWEST = 128
 
 # From hidden states ``[1, positions, width]``, a weight and a bias to logits.
 Head = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -52,17 +52,24 @@ class _ChunkedLoss(torch.autograd.Function):
         needs_gradient = any(ctx.needs_input_grad)
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         given = [each for each in (weight, bias) if each is not None]
-        gradients = (
-            [torch.zeros(each.shape, dtype=wide, device=each.device) for each in given] if needs_gradient else []
-        )
+        needed = [
+            False,
+            *(needs for needs, each in zip(ctx.needs_input_grad[1:3], (weight, bias), strict=True) if each is not None),
+        ]
+        needed[0] = needs_gradient
+        gradients = [
+            torch.zeros(each.shape, dtype=wide, device=each.device)
+            for each, needs in zip(given, needed[1:], strict=True)
+            if needs
+        ]
         into = torch.empty_like(hidden) if needs_gradient else None
-        share = counted.to(wide) / counted.sum()
+        share = counted.to(wide) / counted.sum().clamp_min(1e-12)  # of a part of a batch, none may count
         total, parts = torch.zeros((), dtype=wide, device=hidden.device), None
         for start in range(0, len(hidden), rows_at_once(weight.shape[0])):
             rows = slice(start, start + rows_at_once(weight.shape[0]))
             leaves = [hidden[rows].detach(), *(each.detach() for each in given)]
-            for leaf in leaves:
-                leaf.requires_grad_(needs_gradient)
+            for leaf, needs in zip(leaves, needed, strict=True):
+                leaf.requires_grad_(needs)
             with torch.set_grad_enabled(needs_gradient):
                 logits = head(leaves[0].unsqueeze(0), leaves[1], leaves[2] if bias is not None else None)[0]
             found = losses(logits.detach(), rows)
@@ -74,11 +81,12 @@ class _ChunkedLoss(torch.autograd.Function):
             total += sum(of_all * value for (of_all, _), value in zip(found, values, strict=True))
             if into is not None and gradient is not None:
                 gradient = gradient.mul_(share[rows].unsqueeze(-1)).to(logits.dtype)
-                reached = torch.autograd.grad(logits, leaves, gradient)
+                learned = [leaf for leaf, needs in zip(leaves, needed, strict=True) if needs]
+                reached = torch.autograd.grad(logits, learned, gradient)
                 into[rows] = reached[0]
                 for whole, part in zip(gradients, reached[1:], strict=True):
                     whole += part
-        ctx.gradients, ctx.has_bias, ctx.types = (into, *gradients), bias is not None, [each.dtype for each in given]
+        ctx.gradients, ctx.types = (into, *gradients), [each.dtype for each in given]
         assert parts is not None
         ctx.mark_non_differentiable(parts)
         return total, parts
@@ -87,5 +95,9 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, _of_parts: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         into, *gradients = ctx.gradients
         into = into * gradient.to(into.dtype)
-        of_head = [(each * gradient).to(kind) for each, kind in zip(gradients, ctx.types, strict=True)]
-        return into, of_head[0], of_head[1] if ctx.has_bias else None, None, None, None
+        left = iter(gradients)
+        of_head = [
+            next(left).mul_(gradient).to(kind) if needs else None
+            for needs, kind in zip(ctx.needs_input_grad[1:3], (*ctx.types, None), strict=False)
+        ]
+        return into, of_head[0], of_head[1], None, None, None

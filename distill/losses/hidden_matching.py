@@ -63,7 +63,7 @@ class HiddenMatching(nn.Module):
             found = self.projections[number](mine.float()) if self.projections else mine.float()
             apart = (found - wanted).square().mean(-1) / wanted.square().mean(-1).clamp_min(1e-12)
             weight = torch.ones_like(apart) if counted is None else counted
-            total = total + (apart * weight).sum() / weight.sum()
+            total = total + (apart * weight).sum() / weight.sum().clamp_min(1e-12)
         return total / len(ours)
 
 

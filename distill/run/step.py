@@ -88,7 +88,7 @@ class PreparedDistill(PreparedStep):
         trust = model.directory.trust_remote_code
         write_checkpoint(target, model.directory.path, model.directory.config_data(), entries, with_code=trust)
         settings = self.settings.model_dump(mode="json")
-        return StepRecord("distill", settings, [], [], None, [outcome.sentence], training=outcome.training)
+        return StepRecord("distill", settings, [], [], None, outcome.sentences, training=outcome.training)
 
     def _trained(self, context: RunContext) -> Outcome:
         settings, model, device = self.settings, self.model, context.processes.device

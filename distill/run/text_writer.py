@@ -77,21 +77,26 @@ class Writer:
         """Use other weights from here on; see :meth:`Engine.take_weights`."""
         self._engine.take_weights(config, names, load)
 
-    def continued(self, prompts: Tensor, temperature: float, seed: int, first: int = 0) -> Tensor:
-        """Prompts ``[windows, tokens]`` with their continuations, ``[windows, length]``; EOS does not stop generation.
+    def continued(
+        self, prompts: Tensor, temperature: float, seed: int, first: int = 0, *, ends: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Prompts ``[windows, tokens]`` with their continuations, ``[windows, length]``, and which of these the model wrote.
+
+        Where it ended before the length, its end token fills up the window; unless it does not end.
 
         Args:
             prompts: token ids.
             temperature: of sampling; 0 for greedy decoding.
             seed: each window's samples depend only on it and on the window's index.
             first: the index of the first window.
+            ends: whether an end token ends what it writes.
         """
         count = self._length - prompts.shape[1]
         params = [
             SamplingParams(
                 max_tokens=count,
                 temperature=temperature,
-                ignore_eos=True,
+                ignore_eos=not ends,
                 seed=(seed * 65_537 + i) % 2**63,
                 logit_bias=self._bias,
             )
@@ -101,5 +106,11 @@ class Writer:
         failed = next((output.error for output in outputs if output.error is not None), None)
         if failed is not None:
             raise SmeltError(f"generating text for training failed: {failed}")
-        written = torch.tensor([output.outputs[0].token_ids for output in outputs])
-        return torch.cat((prompts, written), dim=1)
+        tokens = prompts.new_zeros(len(prompts), self._length)
+        written = torch.zeros(tokens.shape, dtype=torch.bool)
+        for i, output in enumerate(outputs):
+            own = output.outputs[0].token_ids
+            stop = prompts.shape[1] + len(own)
+            tokens[i] = torch.tensor([*prompts[i].tolist(), *own, *own[-1:] * (self._length - stop)])
+            written[i, prompts.shape[1] : stop] = True
+        return tokens, written

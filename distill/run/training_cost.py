@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ...models.steps.step import RunContext
 from ...models.structure.open_model import OpenModel
 from ...system.hardware.resources import Cost, compute_dtype
 from ..losses.chunked import rows_at_once
-from ..settings import Training
+from ..settings import Training, TrainQuantized
 from .training_parts import TrainingPlace
 
 # Activations of a block kept by autograd, as a factor of its linears' inputs and outputs.
@@ -31,7 +32,12 @@ def training_place(context: RunContext) -> TrainingPlace:
 
 
 def training_cost(
-    settings: Training, student: OpenModel, teacher: OpenModel | None, rounded: int = 0, *, on_gpu: bool = False
+    settings: Training,
+    student: OpenModel,
+    teacher: OpenModel | None,
+    rounded: Sequence[str] = (),
+    *,
+    on_gpu: bool = False,
 ) -> Cost:
     """Memory above the process's start, disk for text and snapshots, and operations.
 
@@ -39,15 +45,21 @@ def training_cost(
         settings: the recipe's section.
         student: the model that is trained.
         teacher: the model that runs alongside, if any.
-        rounded: how many of its linears are rounded at every step.
+        rounded: its linears that are rounded at every step.
         on_gpu: whether it is trained in GPU memory, which is not planned; snapshots and the result then use main memory.
     """
     itemsize = compute_dtype(student.dtype).itemsize
-    numel = _numel(student)
+    numel = trained = _numel(student)
+    rank = settings.lora if isinstance(settings, TrainQuantized) else None
+    if rank is not None:
+        facts = [student.linears[name] for name in rounded]
+        # Their scales, too, of which there is one for 32 weights at most.
+        trained = sum(rank * (each.rows + each.columns) + each.rows * each.columns // 32 for each in facts)
     moments = 2 if settings.small_states else 8
     master = 4 if itemsize < 4 or rounded else 0
     average = 4 if settings.average is not None else 0
-    held = numel * (2 * itemsize + master + 4 + moments + average)
+    latent = sum(student.linears[name].rows * student.linears[name].columns for name in rounded)
+    held = numel * 2 * itemsize + trained * (master + 4 + moments + average) + (4 * latent if rank is not None else 0)
     if teacher is not None and settings.stored is None:
         held += _numel(teacher) * itemsize
     tokens = settings.batch // settings.accumulate * settings.length
@@ -63,11 +75,11 @@ def training_cost(
     operations = 6.0 * numel * read * (4 / 3 if settings.checkpointing else 1)
     if teacher is not None:
         operations += 2.0 * _numel(teacher) * read
-    disk = 2 * numel * (4 + moments + average) + 4 * read + student.weights.nbytes
+    disk = 2 * trained * (4 + moments + average) + 5 * read + student.weights.nbytes
     if settings.stored is not None:
         disk += (4 if vocabulary <= 1 << 16 else 6) * settings.stored * read
     if on_gpu:
-        snapshot = numel * (4 + moments + average)
+        snapshot = trained * (4 + moments + average)
         return Cost(4 * numel + snapshot, int(disk), operations, sharded=snapshot)
     # Each process holds both models whole before they are sharded.
     loaded = itemsize * (numel + (0 if teacher is None or settings.stored is not None else _numel(teacher)))

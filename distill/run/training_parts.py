@@ -87,6 +87,10 @@ def windows_of(
         return training_windows(text, tokenizer, settings.length, most, path, place.progress)
 
     windows = by_the_first(place, cut)
+    if settings.data.writer != "text" and windows.learned(torch.arange(1)) is not None:
+        raise SmeltError(
+            f"{text.label}: holds messages, of which windows are no prompts; with writer: {settings.data.writer} give texts"
+        )
     if windows.count < settings.batch:
         raise SmeltError(
             f"{text.label}: too short: it has {windows.count} training windows of {settings.length} tokens, less than one"
@@ -158,7 +162,7 @@ def held_out_of(windows: WindowsFile, device: torch.device, spread: Sharding) ->
         batches = numbers.tensor_split(spread.count)[spread.rank].tensor_split(-(-largest // _KEPT_WINDOWS))
     else:
         batches = numbers.split(_KEPT_WINDOWS)
-    return [TrainingBatch(windows.read(each).to(device), windows=each) for each in batches if len(each)]
+    return [windows.batch(each).on(device) for each in batches if len(each)]
 
 
 def _as_written(

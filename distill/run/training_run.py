@@ -56,12 +56,12 @@ class Outcome:
     Attributes:
         weights: in float32, by name; only in the first process.
         training: the curve and samples, as plain data for the report.
-        sentence: the same as a sentence.
+        sentences: the same in sentences; first that it made the model worse, if it did.
     """
 
     weights: dict[str, Tensor]
     training: dict[str, Any]
-    sentence: str
+    sentences: list[str]
 
 
 def train(
@@ -143,7 +143,7 @@ def _train(
             log.write(trainer.metrics)
             log.close()
     weights = {name: each for name, each in weights.items() if not name.startswith("projection.")}
-    return Outcome(weights, _record(trainer, samples), _sentence(settings, windows, trainer))
+    return Outcome(weights, _record(trainer, samples), _sentences(settings, windows, trainer))
 
 
 def _cached(
@@ -173,7 +173,7 @@ def _batches(
     stage: ShardedModule,
 ) -> Callable[[int], TrainingBatch]:
     """This process's batch of each step."""
-    order = ShuffledWindows(windows.read, windows.count, settings.batch, place.seed)
+    order = ShuffledWindows(windows.batch, windows.count, settings.batch, place.seed)
     on_policy = None
     if settings.data.writer == "student":
         directory = student.directory
@@ -192,7 +192,7 @@ def _batches(
         batch = spread.share(order.at(step))
         if on_policy is not None:
             batch = on_policy.instead(batch, step, spread.first_window(settings.batch))
-        return _on(batch, place.device)
+        return batch.on(place.device)
 
     return batch_at
 
@@ -270,7 +270,11 @@ def _matched(
 _DIVERGED = 100.0
 
 
-def _sentence(settings: Training, windows: WindowsFile, trainer: Trainer) -> str:
+# A loss that is so much larger at the end is no chance of a few held-out windows, which are the same ones.
+_WORSE = 1.02
+
+
+def _sentences(settings: Training, windows: WindowsFile, trainer: Trainer) -> list[str]:
     last = trainer.metrics[-1]
     epochs = last.tokens / (settings.length * windows.count)
     sentence = f"trained on {last.tokens:,} tokens of {settings.data.text().label} ({epochs:.3g} times {windows.count} windows)"
@@ -282,14 +286,23 @@ def _sentence(settings: Training, windows: WindowsFile, trainer: Trainer) -> str
         )
     if DIVERGENCE in before and DIVERGENCE in after:
         sentence += (
-            f"; on held-out text, {settings.loss.method} from the teacher went from {before[DIVERGENCE]:.3f} to"
-            f" {after[DIVERGENCE]:.3f}"
+            f"; on held-out text, {settings.loss.method} from the teacher went from {before[DIVERGENCE]:.3g} to"
+            f" {after[DIVERGENCE]:.3g}"
         )
     if TEXT in before and TEXT in after:
         sentence += f"{',' if DIVERGENCE in before else '; on held-out text,'} perplexity from"
         sentence += f" {math.exp(before[TEXT]):.4g} to {math.exp(after[TEXT]):.4g}"
     skipped = sum(each.skipped for each in trainer.metrics)
-    return sentence + (f"; {skipped} steps were skipped as gradient spikes" if skipped else "")
+    sentence += f"; {skipped} steps were skipped as gradient spikes" if skipped else ""
+    shares = {TEXT: settings.cross_entropy, DIVERGENCE: 1 - settings.cross_entropy}
+    was, became = (sum(shares[name] * each[name] for name in shares if name in each) for each in (before, after))
+    if not before or not after or became <= _WORSE * was:
+        return [sentence]
+    worse = (
+        f"training made the model worse: its loss on held-out text was {was:.3g} before and is {became:.3g}; lower"
+        " learning_rate, train on more text, or leave training out"
+    )
+    return [worse, sentence]
 
 
 class _Samples:
@@ -331,9 +344,3 @@ class _Samples:
             for each in tokens
         ]
         self.written.append({"step": step, "texts": texts})
-
-
-def _on(batch: TrainingBatch, device: torch.device) -> TrainingBatch:
-    return TrainingBatch(
-        batch.tokens.to(device), None if batch.counted is None else batch.counted.to(device), batch.windows
-    )

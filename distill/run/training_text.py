@@ -11,16 +11,18 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ...models.text.text_source import TextSource
-from ...models.text.windows import beginning, token_pieces
+from ...models.text.windows import beginning
 from ...system.progress import Progress
 from ...system.storage.files import append_array, disk_error, flush_to_disk
+from ..training.batches import TrainingBatch
+from .examples import example_pieces
 
 # At most one window in this many is held out.
 _KEPT_SHARE, _MOST_KEPT = 20, 16
 
 
 class WindowsFile:
-    """Windows of token ids in a file, read on demand.
+    """Windows of token ids in a file, read on demand. Beside it may be one that says which of them are learned (uint8).
 
     Args:
         path: the file: int32, ``[windows, length]``.
@@ -35,6 +37,8 @@ class WindowsFile:
         self.nbytes = 4 * own  # per window
         self._all = np.memmap(path, dtype=np.int32, mode="r").reshape(-1, own)
         self._begin = torch.tensor(begin, dtype=torch.int64)
+        learned = learned_beside(path)
+        self._learned = np.memmap(learned, dtype=np.uint8, mode="r").reshape(-1, own) if learned.exists() else None
         # The last windows are held out, so that a longer text would have the same training windows first.
         self.kept = min(_MOST_KEPT, len(self._all) // _KEPT_SHARE) if kept is None else kept
         self.count = len(self._all) - self.kept
@@ -43,6 +47,18 @@ class WindowsFile:
         """Tokens ``[n, length]`` of windows by their numbers."""
         own = torch.from_numpy(self._all[numbers.numpy()].astype(np.int64))
         return torch.cat((self._begin.expand(len(own), -1), own), dim=1)
+
+    def learned(self, numbers: Tensor) -> Tensor | None:
+        """Which of these tokens are learned, ``[n, length]``; None if all are."""
+        if self._learned is None:
+            return None
+        own = torch.from_numpy(self._learned[numbers.numpy()].astype(bool))
+        return torch.cat((torch.zeros(len(own), self._begin_length, dtype=torch.bool), own), dim=1)
+
+    def batch(self, numbers: Tensor) -> TrainingBatch:
+        """Windows to train on."""
+        learned = self.learned(numbers)
+        return TrainingBatch(self.read(numbers), None if learned is None else predicting(learned), numbers)
 
     def held_out(self) -> Tensor:
         """Numbers of the held-out windows."""
@@ -76,6 +92,18 @@ class WindowsFile:
         return int(self._all.max())
 
 
+def learned_beside(path: Path) -> Path:
+    """Where it is said which tokens of a file are learned."""
+    return path.with_suffix(".learned")
+
+
+def predicting(learned: Tensor) -> Tensor:
+    """Weights of positions, of which each predicts the next token: 1 where that is learned."""
+    counted = torch.zeros(learned.shape)
+    counted[:, :-1] = learned[:, 1:]
+    return counted
+
+
 def training_windows(
     source: TextSource,
     tokenizer: PreTrainedTokenizerBase,
@@ -99,20 +127,31 @@ def training_windows(
     enough = (most + min(_MOST_KEPT, most // _KEPT_SHARE + 1)) * own
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        left = enough
+        learned = learned_beside(path)
+        partial, partial_learned = (each.with_name(each.name + ".partial") for each in (path, learned))
+        left, all_learned = enough, True
         try:
-            with partial.open("wb") as file:
-                for ids in progress.track(token_pieces(source, tokenizer), f"tokenizing {source.label}"):
-                    append_array(file, np.asarray(ids[:left], dtype=np.int32))
+            with partial.open("wb") as file, partial_learned.open("wb") as beside:
+                for piece in progress.track(example_pieces(source, tokenizer), f"tokenizing {source.label}"):
+                    ids = piece.ids[:left]
+                    append_array(file, np.asarray(ids, dtype=np.int32))
+                    append_array(beside, np.full(len(ids), piece.learned, dtype=np.uint8))
+                    all_learned &= piece.learned or not ids
                     left -= len(ids)
                     if left <= 0:
                         break
-                file.truncate((enough - max(0, left)) // own * own * 4)
+                count = (enough - left) // own * own
+                file.truncate(count * 4)
+                beside.truncate(count)
                 flush_to_disk(file)
+                flush_to_disk(beside)
+            if all_learned:
+                partial_learned.unlink()
+            else:
+                partial_learned.replace(learned)
             partial.replace(path)
         except OSError as error:
-            raise disk_error(error, path, 4 * enough) from None
+            raise disk_error(error, path, 5 * enough) from None
     return WindowsFile(path, length, begin)
 
 
@@ -120,8 +159,8 @@ def shortage(source: TextSource, tokenizer: PreTrainedTokenizerBase, length: int
     """Why a source has not even one batch of windows, reading no more of it than that."""
     own = length - len(beginning(tokenizer))
     needed, found = -(-batch * own * (_KEPT_SHARE + 1) // _KEPT_SHARE), 0
-    for ids in token_pieces(source, tokenizer):
-        found += len(ids)
+    for piece in example_pieces(source, tokenizer):
+        found += len(piece.ids)
         if found >= needed:
             return None
     return (

@@ -17,7 +17,7 @@ from ..settings import TrainingText
 from ..training.batches import TrainingBatch
 from .student import WholeModel
 from .text_writer import Writer
-from .training_text import WindowsFile
+from .training_text import WindowsFile, learned_beside, predicting
 
 _TOGETHER = 32
 
@@ -30,7 +30,7 @@ def written_by(
     seed: int,
     progress: Progress,
 ) -> WindowsFile:
-    """The training windows with the teacher's continuations of their prompts; held-out windows keep the text.
+    """The training windows with the teacher's continuations of their prompts, up to its end; held-out windows keep the text.
 
     Args:
         writer: loads the teacher's writer, if any windows are left.
@@ -40,23 +40,36 @@ def written_by(
         seed: of sampling.
         progress: shows progress.
     """
-    begun = path.with_name(path.name + ".partial")
+    learned = learned_beside(path)
+    begun, begun_learned = (each.with_name(each.name + ".partial") for each in (path, learned))
     if not path.exists():
+        own = windows.nbytes // 4
         done = min(begun.stat().st_size // windows.nbytes if begun.exists() else 0, windows.count)
+        done = min(done, begun_learned.stat().st_size // own if begun_learned.exists() else 0)
         if done < windows.count:
             done -= done % _TOGETHER  # the same groups, and so the same seeds, as without an interruption
         try:
-            with begun.open("ab") as file, ExitStack() as stack:
+            with begun.open("ab") as file, begun_learned.open("ab") as beside, ExitStack() as stack:
                 file.truncate(done * windows.nbytes)
+                beside.truncate(done * own)
+
+                def keep(tokens: Tensor, which: Tensor) -> None:
+                    append_array(file, windows.own(tokens).numpy().astype(np.int32))
+                    append_array(beside, windows.own(which).numpy().astype(np.uint8))
+
                 teacher = stack.enter_context(closing(writer())) if done < windows.count else None
                 for start in progress.track(range(done, windows.count, _TOGETHER), "the teacher generates text"):
                     assert teacher is not None
                     numbers = torch.arange(start, min(start + _TOGETHER, windows.count))
                     prompts = windows.read(numbers)[:, : settings.prompt]
-                    tokens = teacher.continued(prompts, settings.temperature, seed * 1_000_003 + start)
-                    append_array(file, windows.own(tokens).numpy().astype(np.int32))
-                append_array(file, windows.own(windows.read(windows.held_out())).numpy().astype(np.int32))
+                    tokens, which = teacher.continued(prompts, settings.temperature, seed * 1_000_003 + start)
+                    which[:, : settings.prompt] = True
+                    keep(tokens, which)
+                kept = windows.read(windows.held_out())
+                keep(kept, torch.ones(kept.shape, dtype=torch.bool))
                 flush_to_disk(file)
+                flush_to_disk(beside)
+            shutil.move(begun_learned, learned)
             shutil.move(begun, path)
         except OSError as error:
             raise disk_error(error, path, windows.nbytes * windows.count) from None
@@ -101,12 +114,6 @@ class OnPolicy:
         with torch.no_grad():
             with self._whole():
                 self._writer.take_weights(student.module.config, student.tensor_names, student.tensor)
-            tokens = self._writer.continued(batch.tokens[:, : settings.prompt], settings.temperature, seed, first)
-        return TrainingBatch(tokens, _counted(tokens, settings.prompt))
-
-
-def _counted(tokens: Tensor, prompt: int) -> Tensor:
-    """The positions that predict generated tokens: from the prompt's last token on."""
-    counted = torch.zeros(tokens.shape)
-    counted[:, prompt - 1 :] = 1
-    return counted
+            prompts = batch.tokens[:, : settings.prompt]
+            tokens, written = self._writer.continued(prompts, settings.temperature, seed, first)
+        return TrainingBatch(tokens, predicting(written))

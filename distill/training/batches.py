@@ -23,6 +23,18 @@ class TrainingBatch:
     counted: Tensor | None = None
     windows: Tensor | None = None
 
+    @property
+    def weight(self) -> float:
+        """The sum of its predictions' weights; the last token of a window has none after it."""
+        if self.counted is None:
+            return float(self.tokens[:, 1:].numel())
+        return float(self.counted[:, :-1].sum())
+
+    def on(self, device: torch.device) -> TrainingBatch:
+        """The same on a device."""
+        counted = None if self.counted is None else self.counted.to(device)
+        return TrainingBatch(self.tokens.to(device), counted, self.windows)
+
     def parts(self, count: int) -> list[TrainingBatch]:
         """The same split into ``count`` batches of about equal size."""
         pieces = [
@@ -35,13 +47,13 @@ class ShuffledWindows:
     """Windows of a corpus, each once per epoch, in a new order every epoch.
 
     Args:
-        read: returns the tokens ``[n, length]`` of windows by their numbers.
+        read: returns windows by their numbers.
         count: number of windows.
         batch: windows per step.
         seed: determines the orders.
     """
 
-    def __init__(self, read: Callable[[Tensor], Tensor], count: int, batch: int, seed: int) -> None:
+    def __init__(self, read: Callable[[Tensor], TrainingBatch], count: int, batch: int, seed: int) -> None:
         if count < batch:
             raise ValueError(f"{count} windows are fewer than a batch of {batch}")
         self._read, self._count, self._batch, self._seed = read, count, batch, seed
@@ -51,7 +63,7 @@ class ShuffledWindows:
         """The batch of a step, which may span two epochs."""
         first = step * self._batch
         numbers = torch.stack([self._number(place) for place in range(first, first + self._batch)])
-        return TrainingBatch(self._read(numbers), windows=numbers)
+        return self._read(numbers)
 
     def _number(self, place: int) -> Tensor:
         epoch, within = divmod(place, self._count)

@@ -112,13 +112,13 @@ class Distilling:
         """The mean of each part over the held-out batches."""
         if not self._kept:
             return {}
-        sums, windows = dict[str, float](), 0
+        sums, weight = dict[str, float](), 0.0
         for batch in self._kept:
-            windows += len(batch.tokens)
+            weight += batch.weight
             for name, each in self.loss(batch)[1].items():
-                sums[name] = sums.get(name, 0.0) + each * len(batch.tokens)
-        total, *totals = self._spread.sums([windows, *sums.values()])
-        return {name: each / total for name, each in zip(sums, totals, strict=True)}
+                sums[name] = sums.get(name, 0.0) + each * batch.weight
+        total, *totals = self._spread.sums([weight, *sums.values()])
+        return {name: each / max(total, 1e-12) for name, each in zip(sums, totals, strict=True)}
 
     def _names(self, compared: bool) -> list[str]:
         # The loss on the text itself is always reported for held-out text.

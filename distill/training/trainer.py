@@ -221,11 +221,10 @@ class Trainer:
 
     def _step(self, step: int) -> None:
         settings, batch = self._settings, self._batch_at(step)
-        counted = float(batch.tokens.numel() if batch.counted is None else batch.counted.sum())
-        count, numel = self._spread.sums([counted, batch.tokens.numel()])
+        count, numel = self._spread.sums([batch.weight, batch.tokens.numel()])
         loss, parts = 0.0, dict[str, float]()
         for part in batch.parts(settings.parts):
-            share = float(part.tokens.numel() if part.counted is None else part.counted.sum()) / count
+            share = part.weight / max(count, 1e-12)
             value, named = self._learner.loss(part)
             (value * (share * self._spread.count)).backward()  # gradients are averaged over processes
             self._optimizer.collect()

@@ -46,7 +46,11 @@ def given_template(given: str) -> str:
 
 
 def conversation_text(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[dict[str, str]], *, continue_last: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[dict[str, Any]],
+    *,
+    continue_last: bool = False,
+    answer: bool = True,
 ) -> str:
     """Write a conversation as text, ready for an answer.
 
@@ -57,13 +61,17 @@ def conversation_text(
         tokenizer: of the model, with a template.
         turns: messages, each with a role and a content.
         continue_last: continue the last message instead of answering it.
+        answer: end with the beginning of an answer.
 
     Raises:
         SmeltError: the template fails.
     """
     try:
         written: Any = tokenizer.apply_chat_template(
-            list(turns), tokenize=False, add_generation_prompt=not continue_last, continue_final_message=continue_last
+            list(turns),
+            tokenize=False,
+            add_generation_prompt=answer and not continue_last,
+            continue_final_message=continue_last,
         )
     except Exception as error:  # anything that the template's code raises, including MemoryError
         first = " ".join(str(error).split())[:200] or type(error).__name__

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...system.errors import SmeltError
 from ...system.storage.paths import irregular, named_path
@@ -29,6 +30,7 @@ class TextSource:
         half: ``calibration`` or ``evaluation``: which half of the builtin corpus to use.
         field: the field of JSONL records and dataset rows that holds the text.
         split, config: of a Hugging Face dataset.
+        completion: the field of what is to be learned, if ``field`` is only its prompt.
     """
 
     name: str
@@ -36,25 +38,35 @@ class TextSource:
     field: str = "text"
     split: str = "train"
     config: str | None = None
+    completion: str | None = None
 
     @property
     def label(self) -> str:
         """The source's name in messages."""
         return f"the builtin {self.half} text" if self.name == "builtin" else self.name
 
+    @property
+    def is_one_document(self) -> bool:
+        """Whether what :meth:`documents` gives are pieces of one text."""
+        return named_path(self.name).suffix not in (".jsonl", "") and named_path(self.name).is_file()
+
     def documents(self) -> Iterator[str]:
         """The source's documents, read as they are asked for."""
+        return (record[0] for record in self.records(self.field))
+
+    def records(self, *fields: str) -> Iterator[tuple[Any, ...]]:
+        """Some fields of each document; a text file has one, whatever it is called."""
         if self.name == "builtin":
-            yield from _jsonl(_BUILTIN / f"{self.half}.jsonl", "text")
+            yield from _jsonl(_BUILTIN / f"{self.half}.jsonl", ("text",))
             return
         problem = self.problem()
         if problem is not None:
             raise SmeltError(problem)
         path = named_path(self.name)
         if path.is_file():
-            yield from _read(path, self.field)
+            yield from _read(path, fields)
         else:
-            yield from self._dataset()
+            yield from self._dataset(fields)
 
     def beginning_digest(self) -> str:
         """A digest of its first characters: equal for the same text, regardless of its path and tokenizer."""
@@ -83,17 +95,18 @@ class TextSource:
             )
         return None
 
-    def _dataset(self) -> Iterator[str]:
+    def _dataset(self, fields: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
         import datasets
 
         try:
             rows = datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
             for row in rows:
-                if self.field not in row:
+                lacking = next((field for field in fields if field not in row), None)
+                if lacking is not None:
                     raise SmeltError(
-                        f"{self.name}: rows have no field {self.field!r}; available: {', '.join(row)}; set field"
+                        f"{self.name}: rows have no field {lacking!r}; available: {', '.join(row)}; set field"
                     )
-                yield row[self.field]
+                yield tuple(row[field] for field in fields)
         except SmeltError:
             raise
         except Exception as error:  # the datasets library raises from many others
@@ -112,9 +125,9 @@ def _holds_more_than(most: int, directory: Path) -> bool:
     return False
 
 
-def _read(path: Path, field: str) -> Iterator[str]:
+def _read(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
     try:
-        yield from _jsonl(path, field) if path.suffix == ".jsonl" else _plain(path)
+        yield from _jsonl(path, fields) if path.suffix == ".jsonl" else ((text,) for text in _plain(path))
     except OSError as error:
         raise SmeltError(f"{path}: cannot be read ({error.strerror}); check the file") from None
 
@@ -145,7 +158,7 @@ def _plain(path: Path) -> Iterator[str]:
     yield kept
 
 
-def _jsonl(path: Path, field: str) -> Iterator[str]:
+def _jsonl(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             if not raw.strip():
@@ -156,13 +169,15 @@ def _jsonl(path: Path, field: str) -> Iterator[str]:
                 raise SmeltError(f"{path}:{number}: is not UTF-8 text; convert the file to UTF-8") from None
             except (ValueError, RecursionError) as error:
                 raise SmeltError(f"{path}:{number}: is not JSON ({error}); each line must be one JSON object") from None
-            if not isinstance(record, dict) or field not in record:
-                found = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-                raise SmeltError(f"{path}:{number}: has no field {field!r}; available: {found}; set field")
-            text = record[field]
-            if isinstance(text, str) and not _is_unicode(text):
+            known = record if isinstance(record, dict) else {}
+            lacking = next((field for field in fields if field not in known), None)
+            if lacking is not None:
+                found = ", ".join(known) if isinstance(record, dict) else type(record).__name__
+                raise SmeltError(f"{path}:{number}: has no field {lacking!r}; available: {found}; set field")
+            values = tuple(known[field] for field in fields)
+            if any(isinstance(text, str) and not _is_unicode(text) for text in values):
                 raise SmeltError(f"{path}:{number}: holds half of a surrogate pair, which is not text; fix that line")
-            yield text
+            yield values
 
 
 def _is_unicode(text: str) -> bool:

@@ -86,7 +86,7 @@ def used_tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase) -> set[i
     for document in source.documents():
         if not isinstance(document, str):
             raise SmeltError(f"{source.label}: holds {type(document).__name__}, not text; set field")
-        for piece in _pieces(document):
+        for piece in text_pieces(document):
             if piece.strip():
                 used.update(tokenizer(piece, verbose=False).input_ids)
     if not used:
@@ -155,7 +155,7 @@ def token_pieces(source: TextSource, tokenizer: PreTrainedTokenizerBase) -> Iter
         if not empty:
             yield list(separator)
         empty = False
-        for piece in _pieces(document):
+        for piece in text_pieces(document):
             yield tokenizer(piece, add_special_tokens=False, verbose=False).input_ids
     if empty:
         raise SmeltError(f"{source.label}: holds no text; give a source with text in it")
@@ -170,7 +170,7 @@ def _tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase, enough: int)
     return torch.tensor(ids[:enough], dtype=torch.int64)
 
 
-def _pieces(document: str) -> Iterator[str]:
+def text_pieces(document: str) -> Iterator[str]:
     """A long document in pieces that begin with a line, or with a word where lines are long."""
     start = 0
     while len(document) - start > _PIECE:

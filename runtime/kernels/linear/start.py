@@ -71,7 +71,8 @@ class Weight:
         found = copy(weights[0])
         for name, part in found.tensors().items():
             # Not every device stacks 8-bit floats.
-            whole = torch.stack([getattr(each, name).view(torch.uint8) for each in weights])
+            stacked = torch.uint8 if part.itemsize == 1 else part.dtype
+            whole = torch.stack([getattr(each, name).view(stacked) for each in weights])
             vars(found)[name] = whole.view(part.dtype)
         vars(found)["experts"] = len(weights)
         return found

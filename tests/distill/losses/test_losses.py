@@ -226,3 +226,36 @@ def test_a_student_learns_by_a_loss_of_values_alone(monkeypatch: pytest.MonkeyPa
         optimizer.step()
         found.append(loss.item())
     assert found[-1] < 0.01 * found[0]
+
+
+def test_a_frozen_head_gets_no_gradient_and_the_rest_the_same() -> None:
+    """Which would be a third of the head's work, and a buffer of its size."""
+    hidden, weight = torch.randn(64, 16), torch.randn(100, 16)
+    asked: list[int] = []
+
+    def losses(logits: Tensor, rows: slice):  # type: ignore[no-untyped-def]
+        return [(1.0, cross_entropy(logits, torch.arange(64)[rows]))]
+
+    def head(states: Tensor, matrix: Tensor, _: Tensor | None) -> Tensor:
+        asked.append(matrix.requires_grad)
+        return functional.linear(states, matrix)
+
+    found = []
+    for frozen in (False, True):
+        leaf, table = hidden.clone().requires_grad_(), weight.clone().requires_grad_(not frozen)
+        chunked_loss(leaf, table, None, head, losses, torch.ones(64))[0].backward()
+        assert (table.grad is None) == frozen
+        found.append(leaf.grad)
+    assert asked == [True, False]
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_where_nothing_counts_the_loss_is_nothing() -> None:
+    """A part of a batch may hold prompts only."""
+    hidden, weight = torch.randn(8, 16, requires_grad=True), torch.randn(100, 16, requires_grad=True)
+    losses = lambda logits, rows: [(1.0, cross_entropy(logits, torch.arange(8)[rows]))]  # noqa: E731
+    loss, _ = chunked_loss(hidden, weight, None, lambda h, w, _: functional.linear(h, w), losses, torch.zeros(8))
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert hidden.grad is not None
+    assert not hidden.grad.any()

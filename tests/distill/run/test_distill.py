@@ -20,6 +20,7 @@ from smelt.compress.pipeline.plan import Plan
 from smelt.compress.recipe.file import read_document
 from smelt.distill.losses.probabilities import most_likely
 from smelt.distill.run.cached_teacher import CachedTeacherLogits
+from smelt.distill.run.text_writer import Writer
 from smelt.distill.run.training_text import training_windows
 from smelt.distill.run.written_text import written_by
 from smelt.distill.settings import TrainingText
@@ -270,11 +271,70 @@ def test_only_what_the_student_wrote_counts(
     run(distilled(path, data=data, tokens=2 * 4 * 32, learning_rate=1e-12), progress=False)
     batch = seen[0]
     assert batch.counted is not None
-    assert torch.equal(batch.counted[0], torch.tensor([0.0] * 7 + [1.0] * 25))
+    assert torch.equal(batch.counted[0], torch.tensor([0.0] * 7 + [1.0] * 24 + [0.0]))  # the last predicts nothing
     model = AutoModelForCausalLM.from_pretrained(path)
     with torch.no_grad():
         expected = model(batch.tokens).logits[:, 7:-1].argmax(-1)
     assert torch.equal(batch.tokens[:, 8:], expected)  # greedily, so each is the most likely one after those before
+
+
+def test_what_is_written_ends_with_the_end_token() -> None:
+    """What would come after it is no answer, and does not count."""
+    writer = Writer(SMELT_6M, torch.float32, torch.device("cpu"), 250, 24, 4096)
+    prompts = torch.tensor([[0, 895, 390, 4]] * 24)
+    tokens, written = writer.continued(prompts, 1.0, 3)
+    forever, all_written = writer.continued(prompts, 1.0, 3, ends=False)
+    writer.close()
+    assert all_written[:, 4:].all()
+    ended = 0
+    for row, which, longer in zip(tokens, written, forever, strict=True):
+        stop = int(which.nonzero().max()) + 1
+        assert which[4:stop].all()
+        assert not which[:4].any()
+        assert torch.equal(row[:stop], longer[:stop])
+        assert not (row[4 : stop - 1] == 0).any()
+        if stop < 250:
+            ended += 1
+            assert (row[stop - 1 :] == 0).all()
+    assert 0 < ended < 24
+
+
+def test_the_loss_is_that_of_answers_alone(
+    distilled: Make, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a batch in two passes, which have unequal numbers of them."""
+    path, model = tmp_path / "pairs.jsonl", tiny()
+    records = [{"q": "What follows? " * (1 + i % 5), "a": f" It is {i + 1}."} for i in range(300)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    seen: list[TrainingBatch] = []
+    whole = Distilling.loss
+    monkeypatch.setattr(Distilling, "loss", lambda learner, batch: (seen.append(batch), whole(learner, batch))[1])
+    data = {"source": str(path), "field": "q", "completion": "a"}
+    settings = {"cross_entropy": 1, "learning_rate": 1e-12, "tokens": 8 * 4 * 32, "accumulate": 2}
+    run(distilled(model, data=data, **settings), progress=False)
+    first = next(i for i, batch in enumerate(seen) if len(batch.tokens) == 2)
+    parts = seen[first : first + 2]
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    total = weight = 0.0
+    for part in parts:
+        assert part.counted is not None
+        with torch.no_grad():
+            logits = reference(part.tokens).logits[:, :-1].double()
+        each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), part.tokens[:, 1:].flatten(), reduction="none")
+        total += float((each * part.counted[:, :-1].flatten()).sum())
+        weight += part.weight
+    assert parts[0].weight != parts[1].weight
+    curve = _training(tmp_path / "out")["curve"]
+    assert next(point["loss"] for point in curve if point["step"] == 1) == pytest.approx(total / weight, rel=1e-2)
+
+
+def test_a_training_that_makes_it_worse_says_so(distilled: Make, tmp_path: Path) -> None:
+    text = tmp_path / "noise.txt"
+    text.write_text(" ".join(["zq", "xv", "kj", "wq"] * 3000))
+    pruned = {"prune": {"structure": "blocks", "count": 1}}
+    recipe = distilled(SMELT_6M, pruned, data=str(text), learning_rate=0.1, tokens=12 * 4 * 32)
+    done = json.loads((run(recipe, progress=False).checkpoint / "smelt.json").read_text())["steps"][1]["done"]
+    assert done[0].startswith("training made the model worse: its loss on held-out text was ")
 
 
 def test_runs_share_what_is_stored_of_a_teacher(
@@ -413,22 +473,28 @@ def test_text_that_is_written_again_is_what_it_would_have_been(left: int, tmp_pa
     windows = training_windows(settings.text(), tokenizer, 16, 70, tmp_path / "text.bin", Progress(False))
 
     class Fake:
-        def continued(self, prompts: torch.Tensor, temperature: float, seed: int) -> torch.Tensor:
+        def continued(self, prompts: torch.Tensor, temperature: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
             generator = torch.Generator().manual_seed(seed)
             more = torch.randint(100, (len(prompts), 16 - prompts.shape[1]), generator=generator)
-            return torch.cat((prompts, more), dim=1)
+            tokens = torch.cat((prompts, more), dim=1)
+            return tokens, tokens % 3 > 0
 
         def close(self) -> None:
             closed.append(True)
 
     def written(path: Path) -> bytes:
         written_by(Fake, settings, windows, path, 1, Progress(False))  # type: ignore[arg-type]
-        return path.read_bytes()
+        return path.read_bytes() + path.with_suffix(".learned").read_bytes()
 
     closed: list[bool] = []
     expected = written(tmp_path / "whole.bin")
     assert closed == [True]
-    (tmp_path / "again.bin.partial").write_bytes(expected[: left * windows.nbytes])
+    tokens, learned = (
+        expected[: (windows.count + windows.kept) * windows.nbytes],
+        expected[-16 * (windows.count + windows.kept) :],
+    )
+    (tmp_path / "again.bin.partial").write_bytes(tokens[: left * windows.nbytes])
+    (tmp_path / "again.learned.partial").write_bytes(learned[: left * 16])
     assert written(tmp_path / "again.bin") == expected
 
 

@@ -122,6 +122,23 @@ def test_training_beats_the_rounding_that_it_began_with(trained: Make) -> None:
     assert (kl[0].kl or 1) < 0.95 * (kl[1].kl or 0)
 
 
+def test_lora_trains_the_products_and_nothing_else(trained: Make, tiny: Callable[..., Path]) -> None:
+    path = tiny()
+    recipe = trained(path, {"lora": 4}, scheme="W4A16", group_size=32)
+    (lora,), (whole,) = (Plan.make(each).prepared for each in (recipe, trained(path, scheme="W4A16", group_size=32)))
+    # Their masters, gradients and moments are all that is kept beside the model; activations are the same.
+    assert lora.cost(4, 32).disk < whole.cost(4, 32).disk
+    result = run(recipe, progress=False)
+    found, before = load_file(result.checkpoint / "model.safetensors"), load_file(path / "model.safetensors")
+    same = [name for name in found if name in before]
+    assert "model.embed_tokens.weight" in same
+    assert all(torch.equal(found[name], before[name]) for name in same)
+    plain = trained(path, {"learning_rate": 1e-30}, scheme="W4A16", group_size=32)
+    plain = plain.model_copy(update={"output": recipe.output + "-plain"})
+    kept = load_file(run(plain, progress=False).checkpoint / "model.safetensors")
+    assert any(not torch.equal(found[name], kept[name]) for name in found if name.endswith("weight_packed"))
+
+
 def test_pruned_and_quantized_together_keeps_the_zeros(trained: Make, tiny: Callable[..., Path]) -> None:
     recipe = trained(tiny(), scheme="W4A16", group_size=32, rounding="gptq").model_dump(mode="json")
     recipe["steps"].insert(0, {"prune": {"structure": "2:4"}})

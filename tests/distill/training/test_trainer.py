@@ -60,7 +60,7 @@ class Bigrams:
 
 
 def _windows(batch: int = 4, seed: int = 0) -> ShuffledWindows:
-    return ShuffledWindows(lambda numbers: CORPUS[numbers], len(CORPUS), batch, seed)
+    return ShuffledWindows(lambda numbers: TrainingBatch(CORPUS[numbers], windows=numbers), len(CORPUS), batch, seed)
 
 
 def _trainer(store: Memory, learner: Bigrams | None = None, watch: Watch | None = None, **changes: Any) -> Trainer:
