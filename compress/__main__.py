@@ -11,7 +11,7 @@ _CONTINUE = ("run", "eval", "sweep", "distill", "verify")  # where they were int
 
 def main() -> None:
     """Entry point: handles interrupts before the command line and its imports are loaded."""
-    end_when_interrupted(continues=len(sys.argv) > 1 and sys.argv[1] in _CONTINUE)
+    end_when_interrupted(continues=len(sys.argv) > 1 and sys.argv[1] in _CONTINUE, fresh="--fresh" in sys.argv)
     from .cli import main as run
 
     run()

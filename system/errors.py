@@ -47,7 +47,12 @@ def raise_problems(problems: list[Problem]) -> None:
 def nearest_name(value: str, known: list[str]) -> str:
     """A phrase to end a sentence with, such as ``; did you mean group_size?``, or nothing."""
     lowered = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(value.lower(), list(lowered), n=1, cutoff=0.5)
+    longer = [
+        name for name in lowered if len(value) > 2 and name.startswith(value.lower())
+    ]  # h100: h100-sxm, h100-pcie
+    if len(longer) > 1:
+        return f"; did you mean {' or '.join(lowered[name] for name in longer[:3])}?"
+    close = longer or difflib.get_close_matches(value.lower(), list(lowered), n=1, cutoff=0.55)
     return f"; did you mean {lowered[close[0]]}?" if close else ""
 
 

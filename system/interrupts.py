@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 _received = threading.Event()
-_continues = threading.Event()
+_continues, _fresh = threading.Event(), threading.Event()
 _said = threading.Event()
 _last = [int(signal.SIGINT)]  # the signal that came last
 _IMPORTING = "<frozen importlib._bootstrap>"
@@ -28,7 +28,11 @@ _IMPORTING = "<frozen importlib._bootstrap>"
 
 def sentence() -> str:
     """What a command says that is interrupted."""
-    return f"interrupted{'; the same command continues where this one stopped' if _continues.is_set() else ''}"
+    if not _continues.is_set():
+        return "interrupted"
+    return (
+        f"interrupted; the same command{' without --fresh' if _fresh.is_set() else ''} continues where this one stopped"
+    )
 
 
 def status() -> int:
@@ -36,17 +40,20 @@ def status() -> int:
     return 128 + _last[0]
 
 
-def end_when_interrupted(*, continues: bool) -> None:
+def end_when_interrupted(*, continues: bool, fresh: bool = False) -> None:
     """From here on an interrupt or a termination ends the process at once, with a sentence and a status.
 
     Args:
         continues: whether the same command goes on where it was interrupted.
+        fresh: whether it starts over, as it would again.
 
     For commands, before anything large is imported. A signal that the parent ignores stays ignored: a shell starts its
     background jobs like that.
     """
     if continues:
         _continues.set()
+    if fresh:
+        _fresh.set()
     for number, usual in _USUAL.items():
         if signal.getsignal(number) is usual:
             signal.signal(number, _end)

@@ -71,6 +71,8 @@ def plan(
         raise SmeltError("--measure times this machine alone; leave --devices out")
     if recipe is not None and not recipe.parent.is_dir():
         raise SmeltError(f"--recipe: {recipe.parent} is not a directory; create it, or choose another file")
+    if recipe is not None and recipe.exists():
+        raise SmeltError(f"--recipe: {recipe} exists; choose another file, or remove it")
     request = PlanRequest(
         device=device,
         devices=devices,

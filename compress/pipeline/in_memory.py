@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import ValidationError
 
-from ...system.errors import SmeltError
 from ..recipe.recipe import Recipe
 from .pipeline import RunResult, run
 
@@ -73,10 +71,7 @@ def quantize(
             "calibrate": calibrate or {},
             "evaluate": {} if evaluate is True else evaluate,
         }
-        try:
-            recipe = Recipe.model_validate(settings)
-        except ValidationError as error:
-            raise SmeltError("\n".join(_sentence(item["loc"], item["msg"]) for item in error.errors())) from None
+        recipe = Recipe.of(settings)
         model.save_pretrained(original)
         tokenizer.save_pretrained(original)
         label = model.config._name_or_path or type(model).__name__
@@ -100,8 +95,3 @@ def _take_over(model: PreTrainedModel, checkpoint: Path) -> None:
             head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
             model.config.tie_word_embeddings = False
         model.load_state_dict(dense.state_dict(), strict=True)
-
-
-def _sentence(location: tuple[int | str, ...], message: str) -> str:
-    names = [str(part) for part in location if part not in ("steps", 0, "quantize")]
-    return f"{'.'.join(names) or 'quantize'}: {message.removeprefix('Value error, ')}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class RunResult:
 
 
 def run(
-    recipe: Recipe | str | Path,
+    recipe: Recipe | str | Path | Mapping[str, Any],
     *,
     fresh: bool = False,
     progress: bool = True,
@@ -71,7 +72,7 @@ def run(
     """Run a recipe, or continue where an interrupted run of the same recipe stopped.
 
     Args:
-        recipe: what to do, or a recipe's file; see :class:`Recipe`.
+        recipe: what to do: a :class:`Recipe`, its sections as a mapping, or its file.
         fresh: start over even if the output holds an earlier run.
         progress: show progress bars when standard error is a terminal.
         name: the model's name in the report, instead of the recipe's.
@@ -88,7 +89,7 @@ def run(
             left under ``checkpoint``, and the same command continues after the cause is fixed.
     """
     if not isinstance(recipe, Recipe):
-        recipe = Recipe.load(recipe)
+        recipe = Recipe.of(recipe) if isinstance(recipe, Mapping) else Recipe.load(recipe)
     device = recipe.calibrate.device
     processes = Processes(torch.device(device)) if alone else Processes.launched(device)
     over = shards(processes) if any(step.training for step in steps_of(recipe)) else 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
+    ValidationError,
     model_serializer,
     model_validator,
 )
@@ -16,6 +18,7 @@ from ...distill.settings import Distill
 from ...models.steps.settings import StepSettings
 from ...models.text.settings import LENGTH_HELP, fitting_length
 from ...prune.steps.table import Prune
+from ...system.errors import SmeltError
 from ...system.settings.recipe_model import PathText, RecipeModel, Seed
 from ..evaluation.settings import Evaluate
 from ..steps.settings import QuantizeSection
@@ -110,6 +113,22 @@ class Recipe(RecipeModel):
             SmeltError: with one line per mistake.
         """
         return load(cls, Path(path), overrides or [])
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Recipe:
+        """A recipe from its sections.
+
+        Raises:
+            SmeltError: with one line per mistake.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            lines = [
+                f"{'.'.join(map(str, each['loc'])) or 'recipe'}: {each['msg'].removeprefix('Value error, ')}"
+                for each in error.errors()
+            ]
+            raise SmeltError("\n".join(lines)) from None
 
     @model_validator(mode="after")
     def _enough_calibration(self) -> Recipe:

@@ -100,11 +100,16 @@ class BoundClaim(BaseModel):
 
 
 class SpeedClaim(BaseModel):
-    """Ratios of speed to the original's."""
+    """Ratios of speed to the original's.
+
+    Attributes:
+        intervals: of each, by ``decode``, ``prefill`` or the load; older records have none.
+    """
 
     decode: Positive | None = None
     prefill: Positive | None = None
     loads: dict[str, Positive] = {}
+    intervals: dict[str, tuple[Positive, Positive]] = {}
 
 
 class MeasuredClaims(BaseModel):
@@ -152,7 +157,9 @@ class MeasuredClaims(BaseModel):
             )
         speed = None
         if model.speed is not None:
+            changes = {"decode": beside.decode, "prefill": beside.prefill, **beside.loads}
             speed = SpeedClaim(
+                intervals={name: each.interval for name, each in changes.items() if each and each.interval},
                 decode=beside.decode.ratio if beside.decode else None,
                 prefill=beside.prefill.ratio if beside.prefill else None,
                 loads={name: change.ratio for name, change in beside.loads.items()},

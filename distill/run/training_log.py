@@ -35,9 +35,9 @@ class TrainingLog:
         self._table = directory / f"training-{name}.csv"
         self._events, self._steps = directory / "tensorboard" / name, steps
         self._written, self._taken, self._logged = 0.0, 0.0, 0
+        self._begun: tuple[float, int] | None = None  # when this run's first step had ended, and the tokens until then
         self._writer: Any = None
         self._failed = False
-        self._begun = (time.monotonic(), 0)
 
     def on_step(self, metrics: list[StepMetrics]) -> None:
         """Log a step."""
@@ -45,7 +45,7 @@ class TrainingLog:
         pause = max(_TABLE_SECONDS, 50 * self._taken)
         if len(metrics) == 1 or time.monotonic() - self._written > pause or len(metrics) == self._steps:
             self.write(metrics)
-        if self._logged == 0:
+        if self._begun is None:
             self._begun = time.monotonic(), metrics[-1].tokens
 
     def write(self, metrics: list[StepMetrics]) -> None:
@@ -67,9 +67,11 @@ class TrainingLog:
         if not metrics:
             return "training"
         last = metrics[-1]
+        state = f"training: loss {last.loss:.3f}"
+        if self._begun is None or last.tokens == self._begun[1]:
+            return state
         since, tokens = self._begun
-        rate = (last.tokens - tokens) / max(1e-9, time.monotonic() - since)
-        return f"training: loss {last.loss:.3f}, {rate:,.0f} tokens/s"
+        return f"{state}, {(last.tokens - tokens) / max(1e-9, time.monotonic() - since):,.0f} tokens/s"
 
     def _write_tensorboard(self, metrics: list[StepMetrics]) -> None:
         if self._writer is None:

@@ -191,7 +191,8 @@ def trainer_settings(settings: Training) -> TrainerSettings:
         steps=settings.steps,
         rate=settings.learning_rate,
         schedule=settings.schedule,
-        warmup=round(settings.warmup * settings.steps),
+        # The first step of a cold optimizer is as large as its rate, whatever the gradient.
+        warmup=max(bool(settings.warmup), round(settings.warmup * settings.steps)),
         parts=settings.accumulate,
         clip=settings.clip,
         average=settings.average,

@@ -112,7 +112,8 @@ class TextSource:
         except Exception as error:  # the datasets library raises from many others
             first = str(error).strip().split("\n")[0] or type(error).__name__
             raise SmeltError(
-                f"{self.name}: is neither a text file nor a dataset that can be loaded ({first})"
+                f"{self.name}: is neither a text file nor a dataset that can be loaded ({first}); check the name, or"
+                f" download it where there is a network (hf download --repo-type dataset {self.name}) and give its directory"
             ) from None
 
 

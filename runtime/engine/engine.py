@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...models.directory.find import find_checkpoint
 from ...models.structure.lora import Adapter
+from ...models.text.chat_template import conversation_tokens
 from ...system.errors import RuntimeProblem, nearest_name
 from ...system.hardware.primitive_caches import limit_primitive_caches
 from ...system.interrupts import waiting_interrupts
@@ -278,6 +279,10 @@ class Engine:
         Raises:
             RuntimeProblem: a prompt or its parameters cannot be served; nothing was started.
         """
+        if isinstance(params, dict) or isinstance(prompts, dict):
+            raise RuntimeProblem(
+                "generate takes texts or token ids, and SamplingParams; write SamplingParams(max_tokens=…)"
+            )
         many = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else list(prompts)
         each = (
             [params or SamplingParams()] * len(many) if params is None or isinstance(params, SamplingParams) else params
@@ -287,6 +292,37 @@ class Engine:
                 f"{len(many)} prompts but {len(each)} parameters were given; give one for each, or one for all"
             )
         return self._finish([self._request(prompt, p, None, options) for prompt, p in zip(many, each, strict=True)])  # type: ignore[arg-type]
+
+    def chat(
+        self,
+        messages: SequenceOf[dict[str, Any]] | SequenceOf[SequenceOf[dict[str, Any]]],
+        params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        *,
+        tools: SequenceOf[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[RequestOutput]:
+        """Answer conversations, written in the model's chat template.
+
+        Args:
+            messages: of one conversation, or of several.
+            params: one for all conversations, or one for each.
+            tools: that the model may call, in OpenAI's form.
+            chat_template_kwargs: further variables of the template.
+            options: of each; see :class:`.RequestOptions`.
+
+        Raises:
+            RuntimeProblem: there is no template, or a conversation or its parameters cannot be served; nothing was started.
+        """
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise RuntimeProblem("the checkpoint has no chat template; write conversations as texts, and generate")
+        assert self.tokenizer is not None
+        many = [messages] if messages and isinstance(messages[0], dict) else messages
+        prompts = [
+            conversation_tokens(self.tokenizer, each, tools=tools, template=chat_template_kwargs)  # type: ignore[arg-type]
+            for each in many
+        ]
+        return self.generate(prompts, params, **options)
 
     def score(self, pairs: SequenceOf[tuple[SequenceOf[int], SequenceOf[int]]]) -> list[list[TokenScore]]:
         """Score given continuations. A context that several pairs share is computed once.

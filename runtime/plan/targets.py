@@ -11,6 +11,7 @@ from ...system.errors import RuntimeProblem, nearest_name
 from ...system.hardware.machine import human_bytes
 from .figures import Figures
 
+_LEAST_MEMORY = 1e6  # bytes: whoever asks for fewer has left out a unit
 _UNITS = {
     "": 1,
     "B": 1,
@@ -86,6 +87,10 @@ class PlanTarget:
         unit = found[3].upper() if found else ""
         allowed = _UNITS if name == "memory" else {"": 1}
         value = float(f"{found[1]}e{found[2] or 0}") * allowed[unit] if found and unit in allowed else math.nan
+        if name == "memory" and value < _LEAST_MEMORY:
+            raise RuntimeProblem(
+                f"--target: memory is {given!r}, which is {value:g} bytes; give a unit, such as memory=24GB"
+            )
         if not (math.isfinite(value) and value > 0):
             units = ", with or without B, MB, GB, MiB or GiB" if name == "memory" else ""
             raise RuntimeProblem(

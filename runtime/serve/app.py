@@ -292,6 +292,13 @@ def _name(request: Request) -> str:
     return str(request.state.request_id)
 
 
+def _fields_of(request: Request) -> list[str]:
+    """The fields that the body of a request may have."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    model = None if field is None else field.field_info.annotation
+    return [each.alias or name for name, each in getattr(model, "model_fields", {}).items()]
+
+
 async def _api_error(request: Request, error: Exception) -> Response:
     """Any failure in the form of the API that was called."""
     match error:
@@ -302,7 +309,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
         case SmeltError():
             problem = refused(error)
         case RequestValidationError():
-            problem = validation_problem(error)
+            problem = validation_problem(error, _fields_of(request))
         case HTTPException():
             problem = ApiError(
                 error.status_code, sentence(Exception(f"{request.method} {request.url.path}: {error.detail}"))
@@ -310,6 +317,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
         case _:
             raise error
     path = request.scope["path"]
+    request.state.problem = problem  # for the log
     if request.method == "POST" and path.startswith("/v1/") and path not in ADMIN_PATHS:
         request.app.state.metrics.refused(getattr(request.state, "model", None), problem)
     return JSONResponse(body_of(problem, request.url.path, _name(request)), problem.status, problem.headers)

@@ -42,3 +42,12 @@ def test_one_sentence_says_why_a_process_ends(signal: str, command: str, says: s
     status = 143 if signal == "SIGTERM" else 130
     ended = subprocess.run([sys.executable, "-c", with_sigint], capture_output=True, text=True, check=False)
     assert (ended.stderr.splitlines(), ended.returncode) == ([says], status)
+
+
+def test_a_command_that_starts_over_would_do_so_again() -> None:
+    script = "import os, signal\nfrom smelt.system.interrupts import end_when_interrupted\n"
+    script += "end_when_interrupted(continues=True, fresh=True)\nos.kill(os.getpid(), signal.SIGTERM)"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (
+        ended.stderr.strip() == "smelt: interrupted; the same command without --fresh continues where this one stopped"
+    )

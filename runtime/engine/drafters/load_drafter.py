@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ....models.directory.find import find_checkpoint
 from ....system.errors import RuntimeProblem
 from ....system.progress import Log
 from ...decoder.model import Model
@@ -38,11 +39,16 @@ def load_drafter(
     if config.exit_layer is not None:
         return DraftModel.early_exit(verifier, config.exit_layer, log=log)
     assert config.drafter is not None
-    path = Path(config.drafter)
-    if not path.is_dir():
-        raise RuntimeProblem(
-            f"drafter is {config.drafter}; it must be {LOOKUP}, {NESTED}, early-exit:N or a checkpoint's directory"
-        )
+    path = _checkpoint(config.drafter)
     if is_head(path):
         return LoadedHead.load(path, config, opened, verifier, log=log)
     return DraftModel.load(path, config, opened, verifier, log=log)
+
+
+def _checkpoint(name: str) -> Path:
+    """Its directory: a checkpoint's, a run's output, a builtin model or one of the hub."""
+    if not (Path(name).is_dir() or name.startswith("builtin:") or "/" in name):
+        raise RuntimeProblem(
+            f"drafter is {name}; it must be {LOOKUP}, {NESTED}, early-exit:N, a checkpoint's directory or a model's name"
+        )
+    return find_checkpoint(name).path

@@ -42,7 +42,7 @@ def log_to(stream: TextIO, form: str) -> None:
         form: ``text`` or ``json``.
     """
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter("smelt: %(message)s"))
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s smelt: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
@@ -68,6 +68,9 @@ class RequestLog:
             "seconds": round(time.perf_counter() - self._began, 4),
         }
         fields |= answered(state)
+        problem = state.get("problem")
+        if problem is not None:
+            fields |= {"error": problem.message, **({"error_code": problem.code} if problem.code else {})}
         level = logging.INFO if status is None or status < 500 else logging.WARNING
         if _LOG.isEnabledFor(level):
             # A path may have any characters, which must not look like lines of the log.

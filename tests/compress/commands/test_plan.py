@@ -86,6 +86,10 @@ def test_what_no_candidate_meets_exits_with_the_closest(model: Path) -> None:
 WRONG: dict[str, tuple[list[str], str]] = {
     "a device": (["--device", "h100"], "unknown device 'h100'"),
     "a target": (["--target", "speed=3"], "--target: 'speed=3' is none; known: tokens_per_second=50"),
+    "a target without its unit": (
+        ["--target", "memory=24"],
+        "--target: memory is '24', which is 24 bytes; give a unit",
+    ),
     "a target's value": (["--target", "ttft=fast"], "--target: ttft is 'fast'; it must be a number above 0"),
     "a target's unit": (["--target", "batch=3GB"], "--target: batch is '3GB'"),
     "a target of nothing": (["--target", "batch=0"], "--target: batch is '0'"),
@@ -117,3 +121,11 @@ def test_what_is_wrong_is_said_in_a_sentence(
     assert len(found.stderr.splitlines()) == 1
     assert "Traceback" not in found.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_that_is_there_is_not_overwritten(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("x")
+    found = _plan(model, "--device", "h100-sxm", "--scheme", "W4A16", "--recipe", str(tmp_path / "mine.yaml"))
+    assert found.exit_code == 1
+    assert "mine.yaml exists; choose another file" in found.stderr
+    assert (tmp_path / "mine.yaml").read_text() == "x"

@@ -377,6 +377,11 @@ def test_speed_is_judged_by_ratios_and_the_machine(
     plan = Remeasurement.plan(claims, None)
     found = list(check_measured(tmp_path, claims, plan, tmp_path, trust_remote_code=False, progress=False))
     assert [each.verdict for each in found] == [verdict]
+    # Two intervals that overlap do not contradict each other.
+    if here.interval is not None:
+        spread = claims.model_copy(update={"speed": SpeedClaim(decode=claimed, intervals={"decode": (1.65, 2.4)})})
+        (one,) = check_measured(tmp_path, spread, plan, tmp_path, trust_remote_code=False, progress=False)
+        assert one.verdict == "confirmed"
 
 
 def _rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from smelt.runtime import Engine, SamplingParams
+import pytest
+from smelt.runtime import Engine, RuntimeProblem, SamplingParams
 from smelt.runtime.engine.chat import Chat, converse
 
 from ...tiny import SMELT_6M
@@ -63,3 +64,18 @@ def test_a_conversation_that_is_too_long_is_said_and_can_begin_anew() -> None:
     said = _said(running, ["word " * 60, "/reset", "The city"])
     assert "leaves no room to continue it; /reset starts over" in said
     assert said.count("prompt tokens, first token after") == 1
+
+
+def test_conversations_are_answered_as_texts_of_the_template() -> None:
+    running = engine(SMELT_6M)
+    with pytest.raises(RuntimeProblem, match="no chat template"):
+        running.chat([{"role": "user", "content": "Hello"}], GREEDY)
+    running.tokenizer.chat_template = TEMPLATE
+    one, two = ([{"role": "user", "content": text}] for text in ("Hello", "Who is there?"))
+    texts = [f"[user] {each[0]['content']}\n[assistant] " for each in (one, two)]
+    ids = [running.tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    expected = [output.outputs[0].token_ids for output in running.generate(ids, GREEDY)]
+    assert [output.outputs[0].token_ids for output in running.chat([one, two], GREEDY)] == expected
+    assert running.chat(one, GREEDY)[0].outputs[0].token_ids == expected[0]
+    with pytest.raises(RuntimeProblem, match="SamplingParams"):
+        running.generate("hi", {"max_tokens": 3})  # type: ignore[arg-type]

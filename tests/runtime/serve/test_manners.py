@@ -216,6 +216,23 @@ def test_errors_of_http_have_the_apis_form(server: Serving) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"prompt": "x", "max_token": 3}, "Unknown field 'max_token'; did you mean max_tokens?"),
+        ({"prompt": "x", "guided_json": {}}, "Unknown field 'guided_json'; use structured_outputs."),
+        ({"prompt": "x", "extra_body": {}}, "put its fields beside the others"),
+        ({"prompt": "x", "zzzzzzzz": 1}, "Unknown field 'zzzzzzzz'; leave it out."),
+        (None, "it is not sent as application/json"),
+    ],
+)
+def test_what_is_wrong_with_a_body_says_what_to_do(body: Any, said: str, server: Serving) -> None:
+    url = f"{server.url}/v1/completions"
+    found = httpx2.post(url, content=b'{"prompt": "x"}') if body is None else httpx2.post(url, json=body)
+    assert found.status_code == 400
+    assert said in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize"]
 )
 @pytest.mark.parametrize("kind", ["text/plain", "application/xml", None])
@@ -289,8 +306,9 @@ def test_requests_are_logged_with_their_numbers(server: Serving, caplog: pytest.
     httpx2.post(f"{server.url}/v1/completions", json={**LONG, "max_tokens": 3}, headers=headers, timeout=60)
     httpx2.post(f"{server.url}/v1/completions%0Asmelt: hacked", json={})
     httpx2.get(f"{server.url}/health")
-    assert _until(lambda: len(caplog.records) == 2)
-    first, second = (json.loads(JsonFormatter().format(record)) for record in caplog.records)
+    httpx2.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_token": 3})
+    assert _until(lambda: len(caplog.records) == 3)
+    first, second, third = (json.loads(JsonFormatter().format(record)) for record in caplog.records)
     assert first["seconds"] > 0
     assert {key: first[key] for key in ("request_id", "method", "path", "status", "model", "completion_tokens")} == {
         "request_id": "my-own", "method": "POST", "path": "/v1/completions", "status": 200, "model": "smelt-6m",
@@ -300,6 +318,9 @@ def test_requests_are_logged_with_their_numbers(server: Serving, caplog: pytest.
     assert first["finish_reasons"] == ["length"]
     assert first["level"] == "info"
     assert second["status"] == 404
+    assert third["status"] == 400
+    assert third["error_code"] == "unknown_parameter"
+    assert "max_tokens" in third["error"]
     assert all("\n" not in record.getMessage() for record in caplog.records)
 
 

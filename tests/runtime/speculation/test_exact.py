@@ -13,11 +13,11 @@ import torch
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.measure.bench import undrafted
 from smelt.runtime.requests.constraint import Matcher
-from smelt.system.errors import RuntimeProblem
+from smelt.system.errors import RuntimeProblem, SmeltError
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from ...tiny import make_model, save_model
+from ...tiny import SMELT_6M, make_model, save_model
 from .head_reference import ReferenceHead
 
 PROMPTS = [
@@ -374,7 +374,7 @@ def test_draft_tokens_after_an_end_are_not_accepted(tiny: Callable[..., Path]) -
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"drafter": "nowhere"}, "must be lookup, nested, early-exit:N or a checkpoint's directory"),
+        ({"drafter": "nowhere"}, "must be lookup, nested, early-exit:N, a checkpoint's directory"),
         ({"drafter": "early-exit:3"}, "the model has 3 layers; give fewer"),
         ({"drafter": "early-exit:0"}, "must be lookup, nested, early-exit:N"),
         ({"drafter": "early-exit:1", "offload": "disk"}, "would be brought for each draft token"),
@@ -395,3 +395,19 @@ def test_another_tokenizer_is_refused(tiny: Callable[..., Path]) -> None:
     (other / "tokenizer_config.json").unlink(missing_ok=True)
     with pytest.raises(RuntimeProblem, match="vocabulary of 100 tokens"):
         Engine(tiny("llama"), drafter=str(other), quiet=True)
+
+
+def test_a_drafter_may_be_named_as_a_model_may(tmp_path: Path) -> None:
+    """A builtin model, or a run's output; what is neither is refused at once."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "checkpoint").symlink_to(SMELT_6M)
+    alone = Engine(SMELT_6M).generate("The city of", SamplingParams(temperature=0, max_tokens=8))
+    for name in ("builtin:smelt-6m", str(tmp_path / "out")):
+        engine = Engine(SMELT_6M, drafter=name, draft_tokens=2)
+        found = engine.generate("The city of", SamplingParams(temperature=0, max_tokens=8))
+        assert found[0].outputs[0].token_ids == alone[0].outputs[0].token_ids
+        assert found[0].accepted_tokens > 0
+    with pytest.raises(SmeltError, match="drafter is nothing; it must be"):
+        Engine(SMELT_6M, drafter="nothing")
+    with pytest.raises(SmeltError, match="directory not found"):
+        Engine(SMELT_6M, drafter=str(tmp_path / "missing"))
