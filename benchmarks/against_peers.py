@@ -62,8 +62,26 @@ SCRIPTS = {
 }
 # What each tool runs for its quality: its script's method, and further arguments.
 PEER_JOBS: dict[str, list[list[str]]] = {
-    "llm-compressor": [["rtn"], ["gptq"], ["awq+rtn"], ["awq+gptq"], ["spinquant+gptq"], ["quip+gptq"]],
-    "gptqmodel": [["rtn"], ["gptq"], ["gptq-plain"], ["gptq-desc-act"], ["gptaq"], ["foem"]],
+    "llm-compressor": [
+        ["rtn"],
+        ["gptq"],
+        ["awq+rtn"],
+        ["awq+gptq"],
+        ["spinquant+gptq"],
+        ["quip+gptq"],
+        ["gptq", "--observer", "memoryless_mse"],
+        ["quip+gptq", "--observer", "memoryless_mse"],
+    ],
+    "gptqmodel": [
+        ["rtn"],
+        ["gptq"],
+        ["gptq-plain"],
+        ["gptq-desc-act"],
+        ["gptaq"],
+        ["foem"],
+        ["gptq", "--set", "mse=2.4"],
+        ["gptaq", "--set", "mse=2.4"],
+    ],
     "auto-round": [
         ["rtn", "--set", "disable_opt_rtn=true"],
         ["rtn"],
@@ -78,6 +96,7 @@ SMELT_JOBS: dict[str, tuple[Any, list[str]]] = {
     "clip + nearest": ("nearest", ["clip"]),
     "hqq": ("hqq", []),
     "gptq": ("gptq", []),
+    "gptq, scales not searched": ({"method": "gptq", "scale_search": False}, []),
     "gptq, half error-aware": ({"method": "gptq", "error_aware": 0.5}, []),
     "awq + nearest": ("nearest", ["awq"]),
     "awq + gptq": ("gptq", ["awq"]),
@@ -177,7 +196,7 @@ def quality(bench: Bench, known: list[dict[str, Any]]) -> Iterator[dict[str, Any
                     yield key | judged(found, bench.work / "quantized" / "checkpoint", original, held_out)
             for peer in bench.pythons:
                 for method in PEER_JOBS[peer]:
-                    key = {"tool": peer, "method": " ".join(m for m in method if m != "--set"), **at}
+                    key = {"tool": peer, "method": " ".join(m for m in method if not m.startswith("--")), **at}
                     if key not in done:
                         found = bench.peer(peer, MODEL, bits, group, method, "--out")
                         yield key | judged(found, bench.work / "quantized", original, held_out)

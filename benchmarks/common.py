@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -16,6 +17,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
 RESULTS = REPOSITORY / "benchmarks" / "results"
 SCRATCH = Path(tempfile.gettempdir()) / "smelt-benchmarks"  # models that are made once
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """Of a script's options; ``about`` is its docstring, which ``--help`` shows instead of measuring."""
+    return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def machine() -> dict[str, Any]:

@@ -23,7 +23,7 @@ from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .common import REPOSITORY, save
+from .common import REPOSITORY, parser, save
 
 TEXT = REPOSITORY.parent / "shared" / "data" / "text" / "wikitext2_test_unk.txt"
 SCHEMES = {"NVFP4": {}, "MXFP4": {}, "W4A4": {"group_size": 64}, "W8A8": {}, "W4A16": {"group_size": 64}}
@@ -49,6 +49,7 @@ def choices_of_smelt(checkpoint: Path, tokens: Tensor, operators: Operators) -> 
 
 def main() -> None:
     """Measure, print, and keep."""
+    parser(__doc__).parse_args()
     kernels = library.kernels(print)
     if kernels is None:
         raise SystemExit("this machine cannot run the compiled kernels")

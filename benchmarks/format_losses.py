@@ -14,7 +14,7 @@ from typing import Any
 
 from smelt.compress import Recipe, run
 
-from .common import save
+from .common import parser, save
 
 NAME = "format_losses"
 SCHEMES = ("W8A16", "W8A8", "FP8_DYNAMIC", "W4A16", "NVFP4", "W3A16", "W2A16")
@@ -24,6 +24,7 @@ BLOCKS = (1, 2)
 
 def main() -> None:
     """Measure, print, and keep."""
+    parser(__doc__).parse_args()
     steps: dict[str, dict[str, Any]] = {}
     for scheme in SCHEMES:
         steps[scheme] = {"quantize": {"scheme": scheme, "rounding": "gptq", "ignore": ["lm_head"]}}

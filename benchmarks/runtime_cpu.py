@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from typing import Any
 
 import torch
 
-from .common import REPOSITORY, save
+from .common import REPOSITORY, RESULTS, save
 from .peers.turns import Runtime, answer, in_turns
 from .random_model import BIG, build
 
@@ -213,7 +214,12 @@ def main() -> None:
     wanted = arguments.only or ["smelt-6m", *FORMATS, *(PEERS if arguments.peer_python else ()), *beside]
     repeats = ["--repeats", str(arguments.repeats)]
     here = ["-m", "benchmarks.runtime_cpu", "--scratch", str(arguments.scratch), *repeats, "--worker"]
-    results: dict[str, Any] = {"machine": _in_process(*here, "read")}
+    # Beside vLLM alone: what the other peers gave is kept.
+    file = "runtime_cpu_vllm" if all(each.startswith("vllm ") for each in wanted) else "runtime_cpu"
+    kept = RESULTS / f"{file}.json"
+    results: dict[str, Any] = json.loads(kept.read_text())["results"] if arguments.only and kept.exists() else {}
+    results["machine"] = _in_process(*here, "read")
+    threads = ["--threads", str(len(os.sched_getaffinity(0)))]
     for name in wanted:
         if name == "smelt-6m":
             results["smelt-6m"] = _in_process(*here, "small")
@@ -229,10 +235,8 @@ def main() -> None:
             script = str(REPOSITORY / "benchmarks" / "peers" / "runtimes.py")
             where = ["--model", str(models["bf16"]), "--scratch", str(arguments.scratch / "peers")]
             export = ["--exporter", arguments.exporter]
-            results[name] = _in_process(script, name, *where, *export, *repeats, python=arguments.peer_python)
+            results[name] = _in_process(script, name, *where, *export, *threads, *repeats, python=arguments.peer_python)
         print(table(results), flush=True)
-        # Beside vLLM alone: what the other peers gave is kept.
-        file = "runtime_cpu_vllm" if all(each.startswith("vllm ") for each in wanted) else "runtime_cpu"
         save(file, "python -m benchmarks.runtime_cpu " + " ".join(_shown(sys.argv[1:])), results)
 
 

@@ -93,9 +93,10 @@ def recipe_of(job: PeerJob, kinds: dict[str, Any]) -> list[Any]:
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     grain = {"strategy": "group", "group_size": job.group_size} if job.group_size > 0 else {"strategy": "channel"}
+    observer = {} if job.arguments.observer is None else {"observer": job.arguments.observer}
     scheme = QuantizationScheme(
         targets=["Linear"],
-        weights=QuantizationArgs(num_bits=job.bits, type="int", symmetric=True, **grain),
+        weights=QuantizationArgs(num_bits=job.bits, type="int", symmetric=True, **grain, **observer),
         input_activations=activations(job.arguments.activations, job.bits, QuantizationArgs),
     )
     *transforms, rounding = job.method.split("+")
@@ -140,6 +141,7 @@ def effective(module: Module) -> Tensor:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What only this peer takes."""
+    parser.add_argument("--observer", help="what finds scales, such as memoryless_mse; the default takes ranges")
     parser.add_argument("--activations", choices=("none", "dynamic", "static"), default="none")
     parser.add_argument(
         "--evaluation", type=Path, help="safetensors file with the windows to judge the peer's model on"

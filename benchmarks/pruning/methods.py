@@ -18,7 +18,7 @@ from typing import Any
 
 from smelt.compress import Recipe, run
 
-from ..common import REPOSITORY, RESULTS, SHARED, save
+from ..common import REPOSITORY, RESULTS, SHARED, parser, save
 
 NAME = "pruning"
 SEEDS = (0, 1, 2)
@@ -78,6 +78,7 @@ def jobs() -> Iterator[tuple[str, dict[str, Any], bool]]:
 
 
 def main() -> None:
+    parser(__doc__).parse_args()
     path = RESULTS / f"{NAME}.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
     known = {row["method"] for row in rows}

@@ -23,7 +23,7 @@ from smelt.prune.structure.drop_blocks import drop_blocks
 from smelt.prune.structure.slice_width import slice_width
 from smelt.runtime.measure.shape_time import ModelShape, decode_seconds, prompt_seconds
 
-from ..common import save
+from ..common import parser, save
 from ..random_model import RandomShape, build
 
 NAME = "pruning_speed"
@@ -41,6 +41,7 @@ CASES: list[dict[str, float]] = [
 
 
 def main() -> None:
+    parser(__doc__).parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for name, directory in (("smelt-6m", find_model("builtin:smelt-6m")), ("1.1B shape", _large(Path(scratch)))):

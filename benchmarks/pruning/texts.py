@@ -22,7 +22,7 @@ from smelt.models.text.windows import evaluation_windows
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..common import REPOSITORY, RESULTS, SHARED, save
+from ..common import REPOSITORY, RESULTS, SHARED, parser, save
 
 NAME = "pruning_texts"
 MODEL = REPOSITORY / "models" / "builtin" / "smelt-6m"
@@ -33,6 +33,7 @@ METHODS = {"magnitude": {"score": "magnitude"}, "wanda": {"score": "wanda"}, "sp
 
 
 def main() -> None:
+    parser(__doc__).parse_args()
     path = RESULTS / f"{NAME}.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
     with tempfile.TemporaryDirectory() as name:

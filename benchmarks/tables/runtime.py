@@ -10,11 +10,11 @@ from .table import ResultsTable, markdown
 _PEERS = {
     "smelt bf16": "Smelt bfloat16",
     "smelt w8a8": "Smelt W8A8",
-    "smelt w8": "Smelt W8A16",
-    "smelt w4": "Smelt W4A16 g128",
-    "openvino": "OpenVINO GenAI {version} int4",
+    "smelt w8": "Smelt W8A16 (int8 inputs from 3 rows on)",
+    "smelt w4": "Smelt W4A16 g128, lm_head too (int8 inputs from 3 rows on)",
+    "openvino": "OpenVINO GenAI {version} int4, lm_head in 8 bits",
     "openvino-int8": "OpenVINO GenAI {version} int8",
-    "llama.cpp": "llama.cpp Q4_0 (llama-cpp-python {version})",
+    "llama.cpp": "llama.cpp Q4_0, lm_head in Q6_K (llama-cpp-python {version})",
     "ctranslate2": "CTranslate2 {version} int8",
     "torchao": "torchao {version} int4",
     "transformers": "transformers {version} bfloat16",
@@ -25,7 +25,12 @@ def peers(results: Any) -> str:
     """Everyone's tokens a second on this machine."""
     rows = []
     for name, label in _PEERS.items():
-        row = results[name]
+        row = results.get(name)
+        if row is None:
+            continue
+        if "failed" in row:
+            rows.append((label.format(version=""), f"failed: {row['failed']}", "", ""))
+            continue
         together = _rate(row["concurrent_32"])
         if "concurrent_32_static" in row:
             together = f"{together} (`generate_batch`), {_rate(row['concurrent_32_static'])} (`generate`)"
@@ -67,7 +72,7 @@ def vllm(results: Any) -> str:
         "decode_1024": "decode at 1024",
         "concurrent_32": "32 at once",
     }
-    names = {"vllm w8a8": "W8A8", "vllm w4": "W4A16 g128", "vllm bf16": "bfloat16"}
+    names = {"vllm w8a8": "W8A8", "vllm w4": "W4A16 g128 (Smelt: int8 inputs from 3 rows on)", "vllm bf16": "bfloat16"}
     rows = [(label, *(_turns(results[name]["turns"][load]) for load in loads)) for name, label in names.items()]
     return markdown(("Smelt, vLLM (ratio)", *loads.values()), rows)
 

@@ -26,7 +26,7 @@ from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..common import RESULTS, SHARED, save
+from ..common import RESULTS, SHARED, parser, save
 from .methods import PRUNED, SEEDS, mixture
 
 NAME = "on_policy"
@@ -44,6 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
+    parser(__doc__).parse_args()
     path = RESULTS / f"{NAME}.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
     with tempfile.TemporaryDirectory() as scratch:

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from ..common import REPOSITORY, save
+from ..common import REPOSITORY, parser, save
 
 ROUNDS, STEPS, BATCH, LENGTH, KEPT = 5, 8, 16, 256, 32
 MODEL = REPOSITORY / "models/builtin/smelt-6m"
@@ -91,6 +91,7 @@ def bare(kind: str, dtype: torch.dtype) -> Callable[[], None]:
 
 
 def main() -> None:
+    parser(__doc__).parse_args()
     rows = []
     for kind in ("teacher", "stored", "text"):
         runs = {

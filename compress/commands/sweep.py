@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,9 @@ def sweep(
         list[str] | None,
         typer.Option("--fail-if", metavar="GATE", help="E.g. `ppl>+2%` or `decode_speedup<1.5`. Repeatable."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check all trials and print their plans without running them.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of continuing an earlier sweep.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> int:
@@ -35,6 +38,8 @@ def sweep(
     Examples:
 
         smelt sweep recipes/sweep-quickstart.yaml
+
+        smelt sweep recipes/sweep-quickstart.yaml --dry-run
 
         smelt sweep my-sweep.yaml --ray auto
     """
@@ -48,8 +53,10 @@ def sweep(
         raise SmeltError("--fail-if needs measurements, but the recipe has evaluate: false; remove one of them")
     if loaded.base.evaluate:
         raise_unmeasured(gates, loaded.base.evaluate, baseline=True)
-    from ..sweep.run import run_sweep
+    from ..sweep.run import plan_trials, run_sweep
 
+    if dry_run:
+        return _print_plans(plan_trials(loaded, fresh=fresh), as_json)
     result = run_sweep(loaded, fresh=fresh, ray=ray)
     if as_json:
         made = {name: str(path) for name, path in result.checkpoints.items()}
@@ -68,3 +75,31 @@ def sweep(
         claims = loaded.base.evaluate.guarantee if loaded.base.evaluate else []
         status = max(passed(result.report, gates), not_certified(result.report, claims))
     return 1 if result.failed else status
+
+
+def _print_plans(plans: dict[str, Any], as_json: bool) -> int:
+    from ...system.hardware.machine import human_bytes
+    from ...system.hardware.resources import human_time
+
+    found = {name: plan.as_data() for name, plan in plans.items()}
+    if as_json:
+        print(json.dumps({"trials": found}, indent=2))
+        return 0
+    for name, data in found.items():
+        predicted = data["predicted"]
+        print(
+            f"{name}: roughly {human_time(predicted['seconds'])}, {human_bytes(predicted['disk_bytes'])} of disk, about"
+            f" {human_bytes(predicted['peak_memory_bytes'])} of memory"
+        )
+        for step in data["steps"]:
+            print(f"  {step['sentence']}")
+        for loader in plans[name].loaders():
+            if not loader.loads:
+                print(f"  {loader.sentence}")
+    disk = sum(data["predicted"]["disk_bytes"] for data in found.values())
+    seconds = sum(data["predicted"]["seconds"] for data in found.values())
+    print(
+        f"\n{len(found)} trial{'s' if len(found) > 1 else ''}, no problems found: roughly {human_time(seconds)} without the"
+        f" evaluation, {human_bytes(disk)} of disk"
+    )
+    return 0

@@ -58,7 +58,8 @@ def run_sweep(sweep: Sweep, *, fresh: bool = False, progress: bool = True, ray: 
     show = Progress(progress)
     root = Path(sweep.base.output)
     with Output(root, {"kind": "sweep"}, fresh=fresh, reads=sweep.base.content()) as output:
-        tasks = _check(sweep, fresh)
+        plan_trials(sweep, fresh=fresh)
+        tasks = find_tasks(sweep.base.evaluate) if sweep.base.evaluate else None
         if sweep.base.calibrate.source == "self":
             show.say("generating the calibration text, once for all trials")
             written_once(sweep.base, output.journal / "calibration", show)
@@ -91,12 +92,14 @@ def _in_order(
         completed(trial, run_trial(trial, shared, fresh, progress))
 
 
-def _check(sweep: Sweep, fresh: bool) -> Tasks | None:
-    """Check all trials before the first starts."""
-    problems = []
-    for trial in sweep.trials:
-        for problem in Plan.make(trial.recipe, fresh=fresh).problems:
-            problems.append(f"trial {trial.name}: {problem}")
+def plan_trials(sweep: Sweep, *, fresh: bool = False) -> dict[str, Plan]:
+    """The plan of each trial, by its name.
+
+    Raises:
+        SmeltError: a trial, or the evaluation of all, would fail; a line for each reason.
+    """
+    plans = {trial.name: Plan.make(trial.recipe, fresh=fresh) for trial in sweep.trials}
+    problems = [f"trial {name}: {problem}" for name, plan in plans.items() for problem in plan.problems]
     # Trials have no evaluation of their own; check the sweep's.
     if sweep.base.evaluate:
         first = sweep.trials[0].recipe.model_copy(update={"evaluate": sweep.base.evaluate})
@@ -107,7 +110,7 @@ def _check(sweep: Sweep, fresh: bool) -> Tasks | None:
         )
     if problems:
         raise SmeltError("\n".join(problems))
-    return find_tasks(sweep.base.evaluate) if sweep.base.evaluate else None
+    return plans
 
 
 def _measure(

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import yaml
 from smelt.compress import SmeltError
+from smelt.compress.cli import app
 from smelt.compress.reporting.report_files import load
 from smelt.compress.sweep import run as sweeping
 from smelt.compress.sweep.run import run_sweep
 from smelt.compress.sweep.trials import Sweep
 from smelt.compress.verification.claims import Claims
+from typer.testing import CliRunner
 
 BASE: dict[str, Any] = {
     "model": "builtin:smelt-6m",
@@ -250,3 +252,19 @@ def test_without_ray_the_sentence_says_what_to_install(
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SmeltError, match=r"pip install 'ray\[serve\]'"):
         run_sweep(Sweep.load(sweep_file({"evaluate": False}, grid={SCHEME: ["W8A16"]})), ray="local")
+
+
+def test_a_dry_run_plans_all_trials_and_writes_nothing(sweep_file: Callable[..., Path], tmp_path: Path) -> None:
+    file = sweep_file(grid={SCHEME: ["W8A16", "NVFP4A16"]}, trials=[])
+    file.write_text(file.read_text().replace("group_size: 64", "rounding: nearest"))
+    found = CliRunner().invoke(app, ["sweep", str(file), "--dry-run"])
+    assert found.exit_code == 0, found.output
+    assert "W8A16: roughly" in found.stdout
+    assert "2 trials, no problems found: roughly" in found.stdout
+    as_data = json.loads(CliRunner().invoke(app, ["sweep", str(file), "--dry-run", "--json"]).stdout)["trials"]
+    assert set(as_data) == {"W8A16", "NVFP4A16"}
+    assert all(plan["predicted"]["disk_bytes"] > 0 for plan in as_data.values())
+    assert not (tmp_path / "out").exists()
+    bad = CliRunner().invoke(app, ["sweep", str(file), "--dry-run", "--set", "model=builtin:nothing"])
+    assert bad.exit_code == 1
+    assert "no such builtin model" in bad.output
