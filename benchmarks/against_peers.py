@@ -34,6 +34,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def main() -> None:
         for part, measure in parts.items():
             rows = results.setdefault(part, [])
             for row in measure(bench, [*rows]) if part in chosen.parts else ():
-                rows.append(row)
+                rows.append(row | {"date": datetime.now(UTC).date().isoformat()})
                 print(json.dumps(row), flush=True)
                 save(NAME, COMMAND, results)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,18 @@ class ResultsTable:
 def caption(known: dict[str, Any]) -> str:
     """The command, the machine and the date behind a results file."""
     machine = known["machine"]
-    return f"`{known['command']}`, {machine['cores']} cores of an {machine['cpu']}, {known['date']}:"
+    dates = sorted({*_dates(known["results"])} or {known["date"]})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return f"`{known['command']}`, {machine['cores']} cores of an {machine['cpu']}, {when}:"
+
+
+def _dates(results: Any) -> Iterator[str]:
+    """When rows were measured, where they say so: scripts that go on keep older ones."""
+    if isinstance(results, dict) and isinstance(results.get("date"), str):
+        yield results["date"]
+    elif isinstance(results, dict | list):
+        for each in results.values() if isinstance(results, dict) else results:
+            yield from _dates(each)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
