@@ -135,6 +135,7 @@ class ActivationRounding:
             return None
         least, most = calculate_range(self.args, str(values.device))
         codes = values / self.scale.to(values.dtype) + (0 if self.zero is None else self.zero.to(values.dtype))
+        codes = codes.round()
         return (codes >= least) & (codes <= most)
 
 
@@ -161,7 +162,8 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, rounding: Callable[[Tensor], Tensor]) -> Tensor:
-        within = rounding.within(inputs) if isinstance(rounding, ActivationRounding) else None
+        asked = ctx.needs_input_grad[0] and isinstance(rounding, ActivationRounding)
+        within = rounding.within(inputs) if asked else None  # pyright: ignore[reportFunctionMemberAccess]
         ctx.save_for_backward(*(() if within is None else (within,)))
         return rounding(inputs)
 

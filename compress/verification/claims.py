@@ -111,6 +111,15 @@ class SpeedClaim(BaseModel):
     loads: dict[str, Positive] = {}
     intervals: dict[str, tuple[Positive, Positive]] = {}
 
+    @model_validator(mode="after")
+    def _around_their_ratios(self) -> SpeedClaim:
+        ratios = {"decode": self.decode, "prefill": self.prefill, **self.loads}
+        for name, (low, high) in self.intervals.items():
+            ratio = ratios.get(name)
+            if ratio is None or not low <= ratio <= high:
+                raise ValueError(f"the interval of {name}, {low:g} to {high:g}, is not around its ratio")
+        return self
+
 
 class MeasuredClaims(BaseModel):
     """What the report said of the checkpoint.

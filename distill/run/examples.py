@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from ...models.text.chat_template import conversation_text
+from ...models.text.chat_template import conversation_tokens
 from ...models.text.text_source import TextSource
 from ...models.text.windows import beginning, text_pieces, token_pieces
 from ...system.errors import SmeltError
@@ -44,36 +44,39 @@ def example_pieces(source: TextSource, tokenizer: PreTrainedTokenizerBase) -> It
         return
     end = tokenizer.eos_token_id
     between = [end, *beginning(tokenizer)] if isinstance(end, int) else _tokens(tokenizer, "\n\n")
-    empty = True
+    learned = False
     for pieces in _by_example(source, tokenizer, between):
-        if pieces:
-            empty = False
-            yield from pieces
-    if empty:
-        raise SmeltError(f"{source.label}: holds no text; give a source with text in it")
+        for piece in pieces:
+            learned |= piece.learned
+            yield piece
+    if not learned:
+        raise SmeltError(
+            f"{source.label}: holds no text{_LEARNED if source.completion or source.field != 'text' else ''}"
+        )
+
+
+_LEARNED = " that can be learned; give answers of an assistant, or completions"
 
 
 def _by_example(
     source: TextSource, tokenizer: PreTrainedTokenizerBase, between: list[int]
-) -> Iterator[Iterator[Piece] | list[Piece]]:
+) -> Iterator[Iterable[Piece]]:
+    """Each document's pieces; of what nothing can be learned, none."""
     completion = source.completion
     for record in source.records(source.field, *(() if completion is None else (completion,))):
         given = record[0]
-        wrong = next((each for each in record if not isinstance(each, str)), None)
+        wrong = [each for each in record if not isinstance(each, str)]
         if completion is not None:
-            if wrong is not None:
+            if wrong:
                 raise SmeltError(
-                    f"{source.name}: field {source.field!r} or {completion!r} holds {type(wrong).__name__}, not text; set"
-                    " field and completion"
+                    f"{source.name}: field {source.field!r} or {completion!r} holds {type(wrong[0]).__name__}, not text;"
+                    " set field and completion"
                 )
-            yield [
-                Piece(_tokens(tokenizer, given), learned=False),
-                Piece([*_tokens(tokenizer, record[1]), *between[:1]]),
-                Piece(between[1:], learned=False),
-            ]
+            if record[1].strip():
+                yield _completion(given, record[1], tokenizer, between)
         elif isinstance(given, list):
-            yield _conversation(source, tokenizer, given)
-        elif wrong is not None:
+            yield from _conversation(source, tokenizer, given)
+        elif wrong:
             raise SmeltError(f"{source.name}: field {source.field!r} holds {type(given).__name__}, not text; set field")
         elif given.strip():
             yield _document(given, tokenizer, between)
@@ -85,38 +88,60 @@ def _document(text: str, tokenizer: PreTrainedTokenizerBase, between: list[int])
     yield Piece(between)
 
 
+def _completion(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase, between: list[int]) -> list[Piece]:
+    # In one piece, as the model will read it: some tokenizers put a space before what they are given.
+    whole = _tokens(tokenizer, prompt + answer)
+    begun = _common(_tokens(tokenizer, prompt), whole)
+    return [
+        Piece(whole[:begun], learned=False),
+        Piece([*whole[begun:], *between[:1]]),
+        Piece(between[1:], learned=False),
+    ]
+
+
 def _conversation(
     source: TextSource, tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]]
-) -> list[Piece]:
-    """Messages as the model's template writes them. Those of the assistant are learned, from where the model would begin."""
+) -> Iterator[list[Piece]]:
+    """Messages as the model's template writes them; the assistant's are learned, from where the model would begin.
+
+    Some templates write earlier answers otherwise than the last one. Such an answer is an example of its own, with what comes before it.
+    """
     if not getattr(tokenizer, "chat_template", None):
         raise SmeltError(f"{source.name}: holds messages, and the model has no chat template to write them; give texts")
     if not all(isinstance(each, dict) and "role" in each for each in messages):
         raise SmeltError(
             f"{source.name}: field {source.field!r} holds a list that is not of messages with roles; set field"
         )
-    whole = conversation_text(tokenizer, messages, answer=False)
+    answers = [i for i, each in enumerate(messages) if each["role"] == "assistant" and i > 0]
+    whole = conversation_tokens(tokenizer, messages, answer=False) if answers else []
     pieces: list[Piece] = []
     done = 0
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant":
+    for i in answers:
+        before = conversation_tokens(tokenizer, messages[:i])
+        after = conversation_tokens(tokenizer, messages[: i + 1], answer=False)
+        begun = _common(before, after)
+        if begun < len(before) - 1:  # the last one may be longer with the answer
             continue
-        before = conversation_text(tokenizer, messages[:i])
-        after = conversation_text(tokenizer, messages[: i + 1], answer=False)
-        # Some templates write earlier answers otherwise than the last one: without what the model thought.
-        if not (whole.startswith(before) and whole.startswith(after) and len(before) <= len(after)):
-            continue
-        pieces += [
-            Piece(_tokens(tokenizer, whole[done : len(before)]), learned=False),
-            Piece(_tokens(tokenizer, whole[len(before) : len(after)])),
-        ]
-        done = len(after)
-    if not pieces:
-        raise SmeltError(
-            f"{source.name}: nothing of a conversation can be learned: it has no answer of the assistant, or the chat"
-            " template writes it otherwise than it would begin one; give prompts and completions as text"
-        )
-    return [*pieces, Piece(_tokens(tokenizer, whole[done:]), learned=False)]
+        if whole[: len(after)] == after:
+            pieces += [Piece(whole[done:begun], learned=False), *_answer(tokenizer, after[begun:])]
+            done = len(after)
+        else:
+            yield [Piece(after[:begun], learned=False), *_answer(tokenizer, after[begun:])]
+    if pieces:
+        yield [*pieces, Piece(whole[done:], learned=False)]
+
+
+def _answer(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[Piece]:
+    """What is learned of an answer: not the line breaks after its end, which are never generated."""
+    stop = len(ids)
+    while stop > 1 and not str(tokenizer.decode(ids[stop - 1])).strip():
+        stop -= 1
+    return [Piece(ids[:stop]), Piece(ids[stop:], learned=False)]
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """How many first tokens are the same."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -125,7 +125,7 @@ def watch_of(
             after(len(metrics))
 
     def track(steps: Iterable[int]) -> Iterator[int]:
-        return place.progress.track(steps, lambda: "training" if log is None else log.line(latest), settings.steps)
+        return place.progress.track(steps, lambda: "training" if log is None else log.line(latest))
 
     return Watch(track, on_step)
 

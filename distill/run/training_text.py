@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -124,25 +126,20 @@ def training_windows(
     """
     begin = beginning(tokenizer)
     own = length - len(begin)
-    enough = (most + min(_MOST_KEPT, most // _KEPT_SHARE + 1)) * own
+    enough = most + min(_MOST_KEPT, most // _KEPT_SHARE + 1)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         learned = learned_beside(path)
         partial, partial_learned = (each.with_name(each.name + ".partial") for each in (path, learned))
-        left, all_learned = enough, True
+        all_learned = True
         try:
             with partial.open("wb") as file, partial_learned.open("wb") as beside:
-                for piece in progress.track(example_pieces(source, tokenizer), f"tokenizing {source.label}"):
-                    ids = piece.ids[:left]
-                    append_array(file, np.asarray(ids, dtype=np.int32))
-                    append_array(beside, np.full(len(ids), piece.learned, dtype=np.uint8))
-                    all_learned &= piece.learned or not ids
-                    left -= len(ids)
-                    if left <= 0:
-                        break
-                count = (enough - left) // own * own
-                file.truncate(count * 4)
-                beside.truncate(count)
+                cut = itertools.islice(_cut(source, tokenizer, own, begins=bool(begin)), enough)
+                for ids, which in progress.track(cut, f"tokenizing {source.label}", enough):
+                    if len(ids) == own:  # the last one may be shorter
+                        append_array(file, np.asarray(ids, dtype=np.int32))
+                        append_array(beside, np.asarray(which, dtype=np.uint8))
+                        all_learned &= all(which)
                 flush_to_disk(file)
                 flush_to_disk(beside)
             if all_learned:
@@ -151,7 +148,7 @@ def training_windows(
                 partial_learned.replace(learned)
             partial.replace(path)
         except OSError as error:
-            raise disk_error(error, path, 5 * enough) from None
+            raise disk_error(error, path, 5 * enough * own) from None
     return WindowsFile(path, length, begin)
 
 
@@ -159,11 +156,38 @@ def shortage(source: TextSource, tokenizer: PreTrainedTokenizerBase, length: int
     """Why a source has not even one batch of windows, reading no more of it than that."""
     own = length - len(beginning(tokenizer))
     needed, found = -(-batch * own * (_KEPT_SHARE + 1) // _KEPT_SHARE), 0
-    for piece in example_pieces(source, tokenizer):
-        found += len(piece.ids)
+    for ids, _ in _cut(source, tokenizer, own, begins=own < length):
+        found += len(ids)
         if found >= needed:
             return None
     return (
         f"{source.label}: too short: a batch of {batch} windows of {length} tokens, and some held out, need {needed}"
         f" tokens, but it has {found}; give more text, or lower batch or length"
     )
+
+
+def _cut(
+    source: TextSource, tokenizer: PreTrainedTokenizerBase, own: int, *, begins: bool
+) -> Iterator[tuple[list[int], list[bool]]]:
+    """Windows of a source in which something is learned, and which of their tokens are; the last one may be shorter.
+
+    Args:
+        source: the text.
+        tokenizer: the model's.
+        own: tokens per window.
+        begins: whether a token precedes each, from which its first one is predicted.
+    """
+    ids: list[int] = []
+    which: list[bool] = []
+    for piece in example_pieces(source, tokenizer):
+        ids += piece.ids
+        which += [piece.learned] * len(piece.ids)
+        start = 0
+        while len(ids) - start >= own:
+            window = which[start : start + own]
+            if any(window if begins else window[1:]):
+                yield ids[start : start + own], window
+            start += own
+        ids, which = ids[start:], which[start:]
+    if ids:
+        yield ids, which

@@ -44,6 +44,11 @@ def written_by(
     begun, begun_learned = (each.with_name(each.name + ".partial") for each in (path, learned))
     if not path.exists():
         own = windows.nbytes // 4
+        if begun.exists() and not begun_learned.exists():
+            if learned.exists():  # it was complete, and about to appear
+                shutil.move(learned, begun_learned)
+            else:  # an older version's, whose teachers did not end
+                begun_learned.write_bytes(b"\x01" * (begun.stat().st_size // windows.nbytes * own))
         done = min(begun.stat().st_size // windows.nbytes if begun.exists() else 0, windows.count)
         done = min(done, begun_learned.stat().st_size // own if begun_learned.exists() else 0)
         if done < windows.count:

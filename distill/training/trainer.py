@@ -255,7 +255,7 @@ class Trainer:
     def _is_spike(self, norm: float) -> bool:
         if self._settings.spike is None:
             return False
-        usual = [each.norm for each in self.metrics[-_REMEMBERED:] if not each.skipped]
+        usual = [each.norm for each in self.metrics[-_REMEMBERED:] if not each.skipped and each.norm > 0]
         if not math.isfinite(norm):
             return True
         return len(usual) >= _FEWEST_REMEMBERED and norm > self._settings.spike * statistics.median(usual)

@@ -50,7 +50,6 @@ def conversation_text(
     turns: Sequence[dict[str, Any]],
     *,
     continue_last: bool = False,
-    answer: bool = True,
 ) -> str:
     """Write a conversation as text, ready for an answer.
 
@@ -61,7 +60,6 @@ def conversation_text(
         tokenizer: of the model, with a template.
         turns: messages, each with a role and a content.
         continue_last: continue the last message instead of answering it.
-        answer: end with the beginning of an answer.
 
     Raises:
         SmeltError: the template fails.
@@ -70,7 +68,7 @@ def conversation_text(
         written: Any = tokenizer.apply_chat_template(
             list(turns),
             tokenize=False,
-            add_generation_prompt=answer and not continue_last,
+            add_generation_prompt=not continue_last,
             continue_final_message=continue_last,
         )
     except Exception as error:  # anything that the template's code raises, including MemoryError

@@ -48,7 +48,7 @@ class TextSource:
     @property
     def is_one_document(self) -> bool:
         """Whether what :meth:`documents` gives are pieces of one text."""
-        return named_path(self.name).suffix not in (".jsonl", "") and named_path(self.name).is_file()
+        return named_path(self.name).suffix != ".jsonl" and named_path(self.name).is_file()
 
     def documents(self) -> Iterator[str]:
         """The source's documents, read as they are asked for."""

@@ -312,7 +312,7 @@ class Engine:
             options: of each; see :class:`.RequestOptions`.
 
         Raises:
-            RuntimeProblem: there is no template, or a conversation or its parameters cannot be served; nothing was started.
+            SmeltError: there is no template, or it refuses a conversation, or parameters cannot be served; nothing was started.
         """
         if not getattr(self.tokenizer, "chat_template", None):
             raise RuntimeProblem("the checkpoint has no chat template; write conversations as texts, and generate")

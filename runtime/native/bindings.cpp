@@ -155,17 +155,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
             }
             return pybind11::make_tuple(best, highest, total);
         });
-    module.def("draw_tokens", [](const pybind11::list& asked, int64_t size, int threads) {
+    module.def("draw_tokens", [](const pybind11::list& asked, int threads) {
         std::vector<smelt::Draw> draws;
         for (const auto& one : asked) {
             const auto each = one.cast<pybind11::tuple>();
-            draws.push_back({at<float>(each[0].cast<Address>()), each[1].cast<float>(), each[2].cast<int64_t>(), each[3].cast<float>(),
-                             each[4].cast<float>(), each[5].cast<uint64_t>(), each[6].cast<uint32_t>(), each[7].cast<int64_t>()});
+            draws.push_back({at<float>(each[0].cast<Address>()), each[1].cast<int64_t>(), each[2].cast<float>(), each[3].cast<int64_t>(),
+                             each[4].cast<float>(), each[5].cast<float>(), each[6].cast<uint64_t>(), each[7].cast<uint32_t>(),
+                             each[8].cast<int64_t>()});
         }
         std::vector<std::vector<smelt::Ranked>> found(draws.size());
         {
             const pybind11::gil_scoped_release free;
-            smelt::draw_tokens(draws, size, found.data(), threads);
+            smelt::draw_tokens(draws, found.data(), threads);
         }
         pybind11::list ranked;
         for (const auto& row : found) {

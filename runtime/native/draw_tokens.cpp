@@ -233,7 +233,8 @@ void filter(const Row& row, const Draw& draw, std::vector<Token>& tokens) {
 
 }  // namespace
 
-std::vector<Ranked> draw_tokens(const Draw& draw, int64_t size) {
+std::vector<Ranked> draw_tokens(const Draw& draw) {
+    const int64_t size = draw.size;
     Ranking ranking(draw.count);
     const float most = highest(draw.logits, size);
     if (!std::isfinite(most)) return {};
@@ -256,8 +257,8 @@ std::vector<Ranked> draw_tokens(const Draw& draw, int64_t size) {
     return found;
 }
 
-void draw_tokens(const std::vector<Draw>& draws, int64_t size, std::vector<Ranked>* found, int threads) {
-    spread(threads, int64_t(draws.size()), 1, [&](int64_t i) { found[i] = draw_tokens(draws[i], size); });
+void draw_tokens(const std::vector<Draw>& draws, std::vector<Ranked>* found, int threads) {
+    spread(threads, int64_t(draws.size()), 1, [&](int64_t i) { found[i] = draw_tokens(draws[i]); });
 }
 
 }  // namespace smelt

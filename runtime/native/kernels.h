@@ -71,6 +71,7 @@ void logit_statistics(const float* logits, int64_t rows, int64_t size, int64_t* 
 // A row of logits to choose a token from.
 struct Draw {
     const float* logits;
+    int64_t size;  // how many there are
     float temperature;  // 0: the largest
     int64_t top_k;      // 0: all
     float top_p, min_p;
@@ -84,8 +85,8 @@ struct Ranked {
     int32_t id;
 };
 
-// The tokens that were best, the chosen one first; none if a logit is NaN, or none is finite. Each row has `size` logits.
-void draw_tokens(const std::vector<Draw>& draws, int64_t size, std::vector<Ranked>* found, int threads);
+// The tokens that were best, the chosen one first; none if a logit is NaN, or none is finite. 
+void draw_tokens(const std::vector<Draw>& draws, std::vector<Ranked>* found, int threads);
 
 enum { kBfloat16, kInt8, kFloat8 };
 

@@ -82,14 +82,12 @@ class NativeOperators(Operators):
         return LogitStatistics(*self._kernels.logit_statistics(logits.data_ptr(), rows, size, torch.get_num_threads()))
 
     def draw_tokens(self, draws: Sequence[Draw]) -> list[list[RankedToken]]:
-        if not draws:
-            return []
         rows = [each.logits.contiguous() for each in draws]
         asked = [
-            (row.data_ptr(), p.temperature, p.top_k, p.top_p, p.min_p, each.seed, each.length, each.ranks)
+            (row.data_ptr(), len(row), p.temperature, p.top_k, p.top_p, p.min_p, each.seed, each.length, each.ranks)
             for row, each, p in zip(rows, draws, (each.params for each in draws), strict=True)
         ]
-        found = self._kernels.draw_tokens(asked, len(rows[0]), torch.get_num_threads())
+        found = self._kernels.draw_tokens(asked, torch.get_num_threads())
         return [[RankedToken(*token) for token in ranked] for ranked in found]
 
     def stack(self, layers: list[LayerParts], reach: Callable[[int], None] | None = None) -> Stack | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..requests.params import SamplingParams
-from .noise import exponential
+from .noise import exponential, exponential_of
 
 _NUCLEUS = 256  # of the most likely tokens, so many are looked at first
 
@@ -63,7 +63,11 @@ def _drawn(draw: Draw) -> list[RankedToken]:
     if params.temperature > 0:
         row = narrowed(row - highest, params)  # a small temperature would make large logits infinite
         # The argmax of probabilities over exponential noise is a sample, and uses the same noise regardless of filtering.
-        row = row - exponential(draw.seed, draw.length, len(row)).log_()
+        kept = row.isfinite().nonzero()[:, 0]
+        if 4 * len(kept) < len(row):  # noise of a whole vocabulary takes longer than a small model's step
+            row = row.index_put((kept,), row[kept] - exponential_of(draw.seed, draw.length, kept).log_())
+        else:
+            row = row - exponential(draw.seed, draw.length, len(row)).log_()
     best = row.topk(min(draw.ranks, len(row)))
     odds = (best.values - best.values[0]).exp_().tolist()
     return [RankedToken(*each) for each in zip(best.indices.tolist(), odds, strict=True) if each[1] > 0]

@@ -22,15 +22,23 @@ def exponential(seed: int, length: int, size: int) -> Tensor:
         length: how many tokens the sequence has.
         size: of the vocabulary.
     """
-    bits = _philox(seed, length, -(-size // 4)).flatten()[:size]
+    return _of_bits(_philox(seed, length, torch.arange(-(-size // 4))).flatten()[:size])
+
+
+def exponential_of(seed: int, length: int, tokens: Tensor) -> Tensor:
+    """The same of some tokens."""
+    return _of_bits(_philox(seed, length, tokens >> 2).gather(-1, (tokens & 3)[:, None])[:, 0])
+
+
+def _of_bits(bits: Tensor) -> Tensor:
     # The upper half counts down from the largest.
     uniform = torch.minimum(bits, _WORD - bits).float() * 4.6566127342e-10 + 2.3283064e-10
     return -torch.log1p(-uniform)
 
 
-def _philox(seed: int, length: int, count: int) -> Tensor:
-    """Four words of 32 bits for each of the first numbers (Salmon et al., 2011; ten rounds), ``[count, 4]``."""
-    a, c = torch.arange(count), torch.zeros(count, dtype=torch.int64)
+def _philox(seed: int, length: int, numbers: Tensor) -> Tensor:
+    """Four words of 32 bits for each number (Salmon et al., 2011; ten rounds), ``[numbers, 4]``."""
+    a, c = numbers, torch.zeros_like(numbers)
     b, d = torch.full_like(a, length), torch.zeros_like(a)
     first, second = seed & _WORD, seed >> 32 & _WORD
     for _ in range(10):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ....models.directory.find import find_checkpoint
-from ....system.errors import RuntimeProblem
+from ....system.errors import RuntimeProblem, SmeltError
 from ....system.progress import Log
 from ...decoder.model import Model
 from ...parallel.stages import RankPlace
@@ -51,4 +51,7 @@ def _checkpoint(name: str) -> Path:
         raise RuntimeProblem(
             f"drafter is {name}; it must be {LOOKUP}, {NESTED}, early-exit:N, a checkpoint's directory or a model's name"
         )
-    return find_checkpoint(name).path
+    try:
+        return find_checkpoint(name).path
+    except SmeltError as error:
+        raise RuntimeProblem(f"drafter is {name}: {error}") from None

@@ -46,6 +46,9 @@ def log_to(stream: TextIO, form: str) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
+_LONGEST_ERROR = 200  # characters: a message may repeat what a client sent
+
+
 class RequestLog:
     """Logs a request when it has been answered."""
 
@@ -70,7 +73,10 @@ class RequestLog:
         fields |= answered(state)
         problem = state.get("problem")
         if problem is not None:
-            fields |= {"error": problem.message, **({"error_code": problem.code} if problem.code else {})}
+            fields |= {
+                "error": problem.message[:_LONGEST_ERROR],
+                **({"error_code": problem.code} if problem.code else {}),
+            }
         level = logging.INFO if status is None or status < 500 else logging.WARNING
         if _LOG.isEnabledFor(level):
             # A path may have any characters, which must not look like lines of the log.

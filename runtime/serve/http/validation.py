@@ -34,7 +34,8 @@ def validation_problem(error: RequestValidationError, fields: list[str]) -> ApiE
     path = [str(part) for part in first["loc"] if part != "body" and (isinstance(part, int) or _is_field(part))]
     where = ".".join(path)[:_LONGEST]
     if first["type"] == "extra_forbidden":
-        advice = _RENAMED.get(where) or nearest_name(where, fields).removeprefix("; ") or "leave it out."
+        near = _RENAMED.get(where) or nearest_name(where, fields).removeprefix("; ") if len(path) == 1 else ""
+        advice = near or "leave it out."
         what = f"Unknown field {where!r}; {advice}{'' if advice[-1] in '.?' else '.'}"
         return ApiError(400, what, code="unknown_parameter", param=where)
     if not where and first["type"] in _NO_OBJECT:

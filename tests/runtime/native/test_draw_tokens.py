@@ -127,3 +127,12 @@ def test_nothing_is_drawn_from_unsound_logits(compiled: DrawTokens, params: dict
     found = compiled([Draw(row, SamplingParams(**params), 1, 1) for row in (*bad, sound)])
     assert [len(each) for each in found] == [0, 0, 0, 1]
     assert compiled([]) == []
+
+
+@pytest.mark.parametrize("sizes", [(4096, 100, 4096), (100, 4096, 7)])
+def test_rows_of_one_call_may_differ_in_length(compiled: DrawTokens, sizes: tuple[int, ...]) -> None:
+    """A draft head's own tokens, which greedy requests are drafted from, are fewer than the model's."""
+    draws = [Draw(logits_of(size, i), SamplingParams(temperature=i % 2), 3, 5, 2) for i, size in enumerate(sizes)]
+    assert [[each.token for each in row] for row in compiled(draws)] == [
+        [each.token for each in row] for row in draw_tokens(draws)
+    ]

@@ -11,7 +11,7 @@ from smelt.runtime import SamplingParams
 from smelt.runtime.requests.sequence import Request, Sequence
 from smelt.runtime.sampling.draw import Draw, draw_tokens, narrowed
 from smelt.runtime.sampling.logit_statistics import logit_statistics
-from smelt.runtime.sampling.noise import exponential
+from smelt.runtime.sampling.noise import exponential, exponential_of
 from smelt.runtime.sampling.sampling import changed_logits, sample
 from torch import Tensor
 from transformers.generation.logits_process import (
@@ -87,6 +87,11 @@ def test_noise_is_exponential_down_to_the_smallest() -> None:
         expected = -math.expm1(-limit) * len(draws)
         found = int((draws < limit).sum())
         assert abs(found - expected) < 5 * math.sqrt(expected * math.exp(-limit))
+
+
+def test_noise_of_some_tokens_is_that_of_all() -> None:
+    tokens = torch.tensor([0, 3, 4, 90, 998])
+    assert torch.equal(exponential_of(5 << 33 | 2, 7, tokens), exponential(5 << 33 | 2, 7, 999)[tokens])
 
 
 def test_the_repetition_penalty_is_transformers() -> None:

@@ -222,6 +222,13 @@ def test_errors_of_http_have_the_apis_form(server: Serving) -> None:
         ({"prompt": "x", "guided_json": {}}, "Unknown field 'guided_json'; use structured_outputs."),
         ({"prompt": "x", "extra_body": {}}, "put its fields beside the others"),
         ({"prompt": "x", "zzzzzzzz": 1}, "Unknown field 'zzzzzzzz'; leave it out."),
+        (
+            {
+                "prompt": "x",
+                "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "foo": 1}},
+            },
+            "Unknown field 'response_format.json_schema.foo'; leave it out.",
+        ),
         (None, "it is not sent as application/json"),
     ],
 )

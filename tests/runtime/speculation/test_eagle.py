@@ -93,6 +93,21 @@ def test_the_compiled_kernels_compute_the_same(made: Callable[..., tuple[Path, R
         assert float((found - wanted).norm() / wanted.norm()) < 0.05
 
 
+def test_greedy_and_sampled_requests_are_drafted_together(
+    made: Callable[..., tuple[Path, ReferenceHead, Path]],
+) -> None:
+    """Greedy ones among the head's own tokens, of which it has fewer than the model, others among the model's."""
+    model, _, directory = made(dtype=torch.bfloat16, vocabulary=60)
+    for params in ([GREEDY, SAMPLED], [SAMPLED, GREEDY]):
+        each = [params[i % 2] for i in range(len(PROMPTS))]
+        with (
+            closing(Engine(str(model), **ENGINE)) as alone,
+            closing(Engine(str(model), drafter=str(directory), **ENGINE)) as engine,
+        ):
+            expected = [output.outputs[0].token_ids for output in alone.generate(PROMPTS, each)]
+            assert [output.outputs[0].token_ids for output in engine.generate(PROMPTS, each)] == expected
+
+
 OPTIONS: list[dict[str, Any]] = [
     {"max_num_batched_tokens": 5},
     {"block_size": 4, "blocks": 40, "admission": "immediate"},
