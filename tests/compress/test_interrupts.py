@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SENTENCE = "smelt: interrupted; the same command continues where this one stopped\n"
+SENTENCE = "smelt: interrupted; the same command without --fresh continues where this one stopped\n"
 RECIPE = """\
 model: builtin:smelt-6m
 output: {output}

@@ -34,7 +34,7 @@ _AS_IN_VLLM = {
     "tensor_parallel_size": "tp",
     "pipeline_parallel_size": "pp",
     "num_speculative_tokens": "draft_tokens",
-    "speculative_config": "drafter and draft_tokens",
+    "speculative_config": "drafter",
     "speculative_model": "drafter",
     "swap_space": "host_cache_bytes",
     "cpu_offload_gb": "offload",

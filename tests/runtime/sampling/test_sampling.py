@@ -122,7 +122,7 @@ def test_ends_are_impossible_before_min_tokens() -> None:
 
 def test_samples_follow_the_distribution() -> None:
     row = logits_of(3)
-    count = 20000
+    count = 6000
     sequences = [sequence_of([1], [], temperature=1.3, top_k=12, seed=seed) for seed in range(count)]
     stats = logit_statistics(row[None])
     found = sample(row[None], stats, [0] * count, sequences, frozenset(), 0, draw_tokens)
