@@ -50,12 +50,13 @@ def example_pieces(source: TextSource, tokenizer: PreTrainedTokenizerBase) -> It
             learned |= piece.learned
             yield piece
     if not learned:
-        raise SmeltError(
-            f"{source.label}: holds no text{_LEARNED if source.completion or source.field != 'text' else ''}"
+        plain = source.completion is None and source.field == "text"
+        what = (
+            "text; give a source with text in it"
+            if plain
+            else "text that can be learned; give answers of an assistant, or completions"
         )
-
-
-_LEARNED = " that can be learned; give answers of an assistant, or completions"
+        raise SmeltError(f"{source.label}: holds no {what}")
 
 
 def _by_example(
