@@ -38,17 +38,24 @@ def column_factor(hessian: Tensor, backwards: Tensor, damping: float, most: floa
         # Transposed it is the same matrix in LAPACK's layout, so it is factored in place.
         permuted = hessian[backwards[:, None], backwards].T
         diagonal = permuted.diagonal()
-        # Columns that no input reaches are as any other, or they would damp those of small inputs.
-        dead = diagonal == 0
-        usual = diagonal.sum() / max(1, len(diagonal) - int(dead.sum()))
-        diagonal[dead] = usual if usual > 0 else 1.0
-        diagonal += damping * diagonal.mean()
+        damp(diagonal, damping)
         failed = torch.empty((), dtype=torch.int32)
         torch.linalg.cholesky_ex(permuted, upper=True, out=(permuted, failed))
         if not failed and torch.isfinite(diagonal).all():
             return permuted, damping
         damping *= 10
     return None, damping / 10
+
+
+def damp(diagonal: Tensor, damping: float) -> None:
+    """Raise a Hessian's diagonal by a share of its mean.
+
+    Columns that no input reaches become as any other, or they would damp those of small inputs.
+    """
+    dead = diagonal == 0
+    usual = diagonal.sum() / max(1, len(diagonal) - int(dead.sum()))
+    diagonal[dead] = usual if usual > 0 else 1.0
+    diagonal += damping * diagonal.mean()
 
 
 def settle_columns(

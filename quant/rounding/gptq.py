@@ -14,9 +14,14 @@ from ..sparsity import keep_share
 from ..stored.quantized_weight import QuantizedWeight
 from ..zeros import not_pruned
 from .columns import Final, by_now, column_factor, settle_block, settle_columns
+from .descent import descend
 from .nearest import nearest
 from .options.gptq import AT_A_TIME, MAX_DAMPING, GptqOptions
 from .removal import Removal
+
+# What later columns compensate costs less than what is clipped, which all would have to make up for. GPTQModel offers
+# the same exponent.
+_POWER = 2.4
 
 
 def gptq(
@@ -75,10 +80,17 @@ def gptq(
     else:
         if options.scale_search:
             likely = weight if removal is None else weight * removal.likely(columns).T[:, torch.argsort(backwards)]
-            grid = fit_scales(likely, grid, diagonal)
+            grid = fit_scales(likely, grid, diagonal, _POWER)
         final = _rounding(grid, backwards // grid.width, stays)
         rounded = _round_columns(columns, factor, final, removal, options.block)
-    return QuantizedWeight(rounded[torch.argsort(backwards)].T.contiguous(), grid, notes)
+    del factor
+    order = torch.argsort(backwards)
+    values = rounded[order].T.contiguous()
+    if options.sweeps:
+        grid = descend(
+            values, columns[order].T, grid, stats.hessian, damping, options.sweeps, _kept(stays, removal, order)
+        )
+    return QuantizedWeight(values, grid, notes)
 
 
 def _removal(removes: Pattern | float, factor: Tensor, diagonal: Tensor, backwards: Tensor, rows: int) -> Removal:
@@ -86,6 +98,12 @@ def _removal(removes: Pattern | float, factor: Tensor, diagonal: Tensor, backwar
     cost = factor.diagonal().square().clone()
     cost[(diagonal == 0)[backwards]] = 0.0  # columns whose inputs are all zero go first
     return Removal(removes, cost, backwards, rows)
+
+
+def _kept(stays: Tensor | None, removal: Removal | None, order: Tensor) -> Tensor | None:
+    """Which weights may differ from 0, ``[rows, columns]`` in the weight's own order; None for all."""
+    masks = [mask for mask in (stays, None if removal is None else removal.stays) if mask is not None]
+    return torch.stack(masks).all(0)[order].T if masks else None
 
 
 def _round_columns(columns: Tensor, factor: Tensor, final: Final, removal: Removal | None, block: int) -> Tensor:
@@ -153,7 +171,7 @@ def _round_groups(
         moved = by_now(columns[part], passed_on, feedback[part, part]).T.contiguous()
         own = Grid.fit(moved, grid.args, grid.scale.dtype)
         if importance is not None:
-            own = fit_scales(moved, own, importance[backwards[part]])
+            own = fit_scales(moved, own, importance[backwards[part]], _POWER)
         wanted = columns[part] + passed_on
         final = _rounding(own, torch.zeros(width, dtype=torch.long), stays, part.start)
         rounded[part] = settle_block(columns, wanted, feedback, final, part)

@@ -39,6 +39,11 @@ class GptqOptions(RoundingOptions):
         description="Fit a group's scales when it is reached, to weights that already compensate for the groups before it."
         " Columns are rounded group by group: activation_order then orders groups, and columns within each.",
     )
+    sweeps: int = Field(
+        default=2,
+        ge=0,
+        description="Sweeps of coordinate descent over all codes and scales after GPTQ; 0 for none.",
+    )
     block: int = Field(
         default=256, ge=1, description="Columns between two updates of the whole weight; affects speed only."
     )

@@ -14,7 +14,7 @@ from smelt.quant.scheme import resolve
 from torch import Tensor
 
 SCHEME = resolve("W4A16", 32)
-OPTIONS = {"activation_order": False, "scale_search": False}
+OPTIONS = {"activation_order": False, "scale_search": False, "sweeps": 0}
 
 
 def _layer(columns: int = 256) -> tuple[Tensor, LayerStats]:

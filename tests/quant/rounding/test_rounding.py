@@ -62,7 +62,7 @@ def test_gptq_is_the_papers_elimination(
     scheme = resolve(f"W{bits}A16", group)
     stats = _stats(_inputs(weight.shape[1]))
     assert stats.hessian is not None
-    found = gptq(weight, scheme.args, stats, GptqOptions(activation_order=activation_order, block=32))
+    found = gptq(weight, scheme.args, stats, GptqOptions(activation_order=activation_order, block=32, sweeps=0))
     columns = weight.shape[1]
     order = (
         torch.argsort(stats.hessian.diagonal(), descending=True, stable=True)
@@ -92,7 +92,8 @@ def test_error_aware_gptq_reaches_for_the_least_squares_optimum(bits: int) -> No
     stats = collector.result()
     assert stats.hessian is not None
     args = resolve(f"W{bits}A16", 64).args
-    found = gptq(weight, args, stats, GptqOptions(error_aware=1.0, scale_search=False, activation_order=False))
+    plain_scales = {"scale_search": False, "activation_order": False, "sweeps": 0}
+    found = gptq(weight, args, stats, GptqOptions(error_aware=1.0, **plain_scales))
 
     w, x, f = weight.double(), inputs.double(), plain.double()
     pull = (0.01 * stats.hessian.diagonal().double().mean() * len(x)).sqrt()
@@ -107,7 +108,7 @@ def test_error_aware_gptq_reaches_for_the_least_squares_optimum(bits: int) -> No
     assert same.double().mean() > 0.97
     assert lost(found.values) == pytest.approx(lost(expected), rel=0.01)
     assert lost(found.values) < lost(gptaq(weight, plain, inputs, found.grid.scale, 64, bits, 0.01))
-    without = gptq(weight, args, stats, GptqOptions(scale_search=False, activation_order=False))
+    without = gptq(weight, args, stats, GptqOptions(**plain_scales))
     assert lost(found.values) < 0.95 * lost(without.values)
 
 
@@ -125,7 +126,7 @@ def test_groups_refitted_where_they_are_reached_are_the_papers_elimination(bits:
         [64 * g + (energy[g].argsort(descending=True) if activation_order else torch.arange(64)) for g in groups]
     )
     args = resolve(f"W{bits}A16", 64).args
-    options = GptqOptions(refit_groups=True, scale_search=False, activation_order=activation_order)
+    options = GptqOptions(refit_groups=True, scale_search=False, activation_order=activation_order, sweeps=0)
     found = gptq(weight, args, stats, options)
 
     def fit(moved: Tensor) -> Tensor:
