@@ -152,6 +152,10 @@ class Training(RecipeModel):
         lt=1,
         description="Decay of an exponential moving average of the weights, which becomes the result.",
     )
+    keep: Literal["last", "best"] = Field(
+        default="last",
+        description="Which weights become the result: the `last`, or those with the lowest loss on held-out text (`best`).",
+    )
     skip_spikes: float | None = Field(
         default=None, gt=1, description="Skip a step whose gradient norm is this many times the recent median."
     )
@@ -192,6 +196,8 @@ class Training(RecipeModel):
             raise ValueError(
                 "hidden and attention need a teacher that runs at every step; remove stored, or hidden and attention"
             )
+        if self.keep == "best" and self.average is not None:
+            raise ValueError("average and keep: best each choose the weights that become the result; remove one")
         if self.stored_at is not None and self.stored is None:
             raise ValueError("stored_at has no effect without stored; set stored, or remove stored_at")
         if self.cross_entropy == 1 and (self.hidden or self.attention or self.stored is not None):

@@ -57,9 +57,9 @@ def training_cost(
         trained = sum(rank * (each.rows + each.columns) + each.rows * each.columns // 32 for each in facts)
     moments = 2 if settings.small_states else 8
     master = 4 if itemsize < 4 or rounded else 0
-    average = 4 if settings.average is not None else 0
+    result = 4 if settings.average is not None or settings.keep == "best" else 0
     latent = sum(student.linears[name].rows * student.linears[name].columns for name in rounded)
-    held = numel * 2 * itemsize + trained * (master + 4 + moments + average) + (4 * latent if rank is not None else 0)
+    held = numel * 2 * itemsize + trained * (master + 4 + moments + result) + (4 * latent if rank is not None else 0)
     if teacher is not None and settings.stored is None:
         held += _numel(teacher) * itemsize
     tokens = settings.batch // settings.accumulate * settings.length
@@ -75,11 +75,11 @@ def training_cost(
     operations = 6.0 * numel * read * (4 / 3 if settings.checkpointing else 1)
     if teacher is not None:
         operations += 2.0 * _numel(teacher) * read
-    disk = 2 * trained * (4 + moments + average) + 5 * read + student.weights.nbytes
+    disk = 2 * trained * (4 + moments + result) + 5 * read + student.weights.nbytes
     if settings.stored is not None:
         disk += (4 if vocabulary <= 1 << 16 else 6) * settings.stored * read
     if on_gpu:
-        snapshot = trained * (4 + moments + average)
+        snapshot = trained * (4 + moments + result)
         return Cost(4 * numel + snapshot, int(disk), operations, sharded=snapshot)
     # Each process holds both models whole before they are sharded.
     loaded = itemsize * (numel + (0 if teacher is None or settings.stored is not None else _numel(teacher)))

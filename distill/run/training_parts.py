@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from ...system.progress import Progress
 from ...system.storage.tensor_files import save_tensors
 from ..settings import Training
 from ..training.batches import TrainingBatch
+from ..training.objective import DIVERGENCE, TEXT
 from ..training.sharded import Sharding
 from ..training.trainer import StepMetrics, TrainerSettings, TrainingError, Watch
 from .student import WholeModel
@@ -196,9 +198,16 @@ def trainer_settings(settings: Training) -> TrainerSettings:
         parts=settings.accumulate,
         clip=settings.clip,
         average=settings.average,
+        judge=partial(judged, settings) if settings.keep == "best" else None,
         spike=settings.skip_spikes,
         measures=min(_MEASURES, settings.steps + 1),
     )
+
+
+def judged(settings: Training, losses: Mapping[str, float]) -> float:
+    """One number of held-out losses: the teacher's and the text's, as they count in training."""
+    shares = {TEXT: settings.cross_entropy, DIVERGENCE: 1 - settings.cross_entropy}
+    return sum(shares[name] * losses[name] for name in shares if name in losses)
 
 
 def again(model: OpenModel) -> OpenModel:

@@ -37,6 +37,7 @@ from .training_parts import (
     by_the_first,
     failed,
     held_out_of,
+    judged,
     trainer_settings,
     watch_of,
     windows_of,
@@ -109,6 +110,10 @@ def _train(
     stage = ShardedModule(student.module, *(module for module, _ in matched.values()))
     trained = spread.over(stage, student.in_order, trained)
     kept = windows.read(windows.held_out())
+    if settings.keep == "best" and not len(kept):
+        raise SmeltError(
+            "keep: best needs held-out text, and this one is too short for any; use more text, or remove it"
+        )
     learner = Distilling(
         student.split,
         _teacher(settings, reading, cached, place.device, spread),
@@ -278,7 +283,7 @@ def _sentences(settings: Training, windows: WindowsFile, trainer: Trainer) -> li
     last = trainer.metrics[-1]
     epochs = last.tokens / (settings.length * windows.count)
     sentence = f"trained on {last.tokens:,} tokens of {settings.data.text().label} ({epochs:.3g} times {windows.count} windows)"
-    before, after = trainer.started or {}, last.held_out or {}
+    before, after = trainer.started or {}, trainer.ended or {}
     if not after.get(TEXT, 0.0) < _DIVERGED:
         raise SmeltError(
             f"training diverged: its loss on held-out text is {after[TEXT]:.4g} at the end"
@@ -292,10 +297,11 @@ def _sentences(settings: Training, windows: WindowsFile, trainer: Trainer) -> li
     if TEXT in before and TEXT in after:
         sentence += f"{',' if DIVERGENCE in before else '; on held-out text,'} perplexity from"
         sentence += f" {math.exp(before[TEXT]):.4g} to {math.exp(after[TEXT]):.4g}"
+    if trainer.best is not None and trainer.best.step < last.step:
+        sentence += f"; the weights after step {trainer.best.step} are kept, which were the best"
     skipped = sum(each.skipped for each in trainer.metrics)
     sentence += f"; {skipped} steps were skipped as gradient spikes" if skipped else ""
-    shares = {TEXT: settings.cross_entropy, DIVERGENCE: 1 - settings.cross_entropy}
-    was, became = (sum(shares[name] * each[name] for name in shares if name in each) for each in (before, after))
+    was, became = judged(settings, before), judged(settings, after)
     if not before or not after or became <= _WORSE * was:
         return [sentence]
     worse = (

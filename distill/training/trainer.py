@@ -76,6 +76,7 @@ class TrainerSettings:
         parts: passes that a step's gradient is summed over.
         clip: the maximum gradient norm; None for no clipping.
         average: the decay of an exponential moving average of the weights, the result; None for the last weights.
+        judge: one number of held-out losses; the weights for which it is least become the result. None for the last.
         spike: a step whose gradient is this many times the usual one is skipped; None for never.
         measures: how often the held-out loss is measured, including the start and the end.
     """
@@ -87,8 +88,24 @@ class TrainerSettings:
     parts: int = 1
     clip: float | None = 1.0
     average: float | None = None
+    judge: Callable[[dict[str, float]], float] | None = None
     spike: float | None = None
     measures: int = 0
+
+
+@dataclass
+class BestWeights:
+    """The weights with the lowest held-out loss so far.
+
+    Attributes:
+        step: after which they were reached.
+        losses: their held-out losses; None before the first.
+        weights: by name.
+    """
+
+    weights: dict[str, Tensor]
+    step: int = 0
+    losses: dict[str, float] | None = None
 
 
 class Learner(Protocol):
@@ -142,6 +159,8 @@ class Trainer:
 
     Attributes:
         metrics: one for each finished step.
+        started: held-out losses before the first step.
+        best: the best weights so far, if they are to be the result.
     """
 
     def __init__(
@@ -160,14 +179,15 @@ class Trainer:
         self.metrics: list[StepMetrics] = []
         self._average: dict[str, Tensor] = {}
         if settings.average is not None:
-            self._average = {name: master.detach().clone() for name, master in optimizer.masters.items()}
+            self._average = self._masters()
+        self.best = None if settings.judge is None else BestWeights(self._masters())
         measures = max(0, settings.measures - 1)
         self._measured = {settings.steps * i // measures for i in range(measures + 1)} if measures else set()
-        self.started: dict[str, float] | None = None  # held-out losses before the first step
+        self.started: dict[str, float] | None = None
         self._begun = time.monotonic()
 
     def run(self) -> dict[str, Tensor]:
-        """Train to the end. The model then has the resulting weights: the last ones, or their average.
+        """Train to the end. The model then has the resulting weights: the last ones, their average, or the best.
 
         Returns:
             The same by name, in float32; this process's shards of them.
@@ -180,6 +200,7 @@ class Trainer:
             self._resume(*found)
         elif self._measured:
             self.started = self._learner.held_out()
+            self._compare(0, self.started)
         done = len(self.metrics)
         saved, taken = time.monotonic(), 0.0
         self._begun = saved - (self.metrics[-1].seconds if self.metrics else 0.0)
@@ -208,7 +229,17 @@ class Trainer:
             self._optimizer.adopt(self._average)
             if self._measured:
                 self.metrics[-1] = replace(self.metrics[-1], held_out=self._learner.held_out())
+        if self.best is not None:
+            self._optimizer.adopt(self.best.weights)
         return {name: each.detach() for name, each in self._optimizer.masters.items()}
+
+    @property
+    def ended(self) -> dict[str, float] | None:
+        """Held-out losses of the result."""
+        return self.metrics[-1].held_out if self.best is None else self.best.losses
+
+    def _masters(self) -> dict[str, Tensor]:
+        return {name: master.detach().clone() for name, master in self._optimizer.masters.items()}
 
     def _measure(self) -> None:
         """The held-out loss after the last step, if it is wanted and not known, as after an interrupt."""
@@ -217,7 +248,21 @@ class Trainer:
         last = self.metrics[-1]
         at_end = self._average and last.step == self._settings.steps  # of the average, later
         if last.step in self._measured and last.held_out is None and not at_end:
-            self.metrics[-1] = replace(last, held_out=self._learner.held_out(), seconds=time.monotonic() - self._begun)
+            found = self._learner.held_out()
+            # Both or neither: a snapshot does not ask again for what is known.
+            with waiting_interrupts():
+                self.metrics[-1] = replace(last, held_out=found, seconds=time.monotonic() - self._begun)
+                self._compare(last.step, found)
+
+    @torch.no_grad()
+    def _compare(self, step: int, losses: dict[str, float]) -> None:
+        """Keep the current weights if they are the best so far."""
+        best, judge = self.best, self._settings.judge
+        if best is None or judge is None or (best.losses is not None and not judge(losses) < judge(best.losses)):
+            return
+        best.step, best.losses = step, losses
+        for name, kept in best.weights.items():
+            kept.copy_(self._optimizer.masters[name])
 
     def _step(self, step: int) -> None:
         settings, batch = self._settings, self._batch_at(step)
@@ -272,16 +317,27 @@ class Trainer:
             kept.lerp_(self._optimizer.masters[name], 1 - decay)
 
     def _snapshot(self) -> None:
-        tensors = self._optimizer.state() | {f"averaged.{name}": each for name, each in self._average.items()}
+        tensors = self._optimizer.state() | self._kept()
         rows = {key: found for key in tensors if (found := self._optimizer.rows(key)) is not None}
-        data = {"started": self.started, "metrics": [asdict(each) for each in self.metrics]}
+        data: dict[str, Any] = {"started": self.started, "metrics": [asdict(each) for each in self.metrics]}
+        if self.best is not None:
+            data["best"] = {"step": self.best.step, "losses": self.best.losses}
         self._store.save(tensors, rows, data)
 
     def _resume(self, saved: Saved, data: dict[str, Any]) -> None:
         self.started = data["started"]
         self.metrics = [StepMetrics(**each) for each in data["metrics"]]
         self._optimizer.load(saved)
-        for name, kept in self._average.items():
-            found = saved(f"averaged.{name}", self._optimizer.rows(f"averaged.{name}"))
+        if self.best is not None:
+            self.best.step, self.best.losses = data["best"]["step"], data["best"]["losses"]
+        for key, kept in self._kept().items():
+            found = saved(key, self._optimizer.rows(key))
             assert found is not None
             kept.copy_(found)
+
+    def _kept(self) -> dict[str, Tensor]:
+        """Weights beside the optimizer's, by the names of snapshots."""
+        found = {f"averaged.{name}": each for name, each in self._average.items()}
+        return (
+            found if self.best is None else found | {f"best.{name}": each for name, each in self.best.weights.items()}
+        )

@@ -13,7 +13,7 @@ from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_in
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..grid import Grid, largest_code, round_codes
+from ..grid import Grid, largest_code, round_codes, spacing
 from ..scheme import Scheme
 from ..stored.compressed_tensors import restore
 from ..stored.quantized_weight import QuantizedWeight
@@ -23,6 +23,8 @@ from ..stored.quantized_weight import QuantizedWeight
 _MARGIN = 0.1
 # Limits of a scale's factor.
 _LEAST_FACTOR = 0.05
+# From a power of two to the codes below it.
+_BELOW = 1 - 2.0**-8
 
 
 class QatLinear(nn.Module):
@@ -173,10 +175,21 @@ def latent_start(original: Tensor | None, stored: dict[str, Tensor], scheme: Sch
         grid: their grid.
     """
     rounded = grid.round(restore(stored, scheme).float())  # transformers restores it in fewer bits
-    if original is None or scheme.args.type != "int":
+    if original is None:
         return rounded
-    half = (0.5 - _MARGIN) * grid.step.abs().repeat_interleave(grid.width, 1)[:, : rounded.shape[1]]
-    return torch.minimum(torch.maximum(original.float(), rounded - half), rounded + half)
+    below, above = (_flat(each * grid.step.abs().unsqueeze(-1), rounded) for each in _cells(rounded, grid))
+    return torch.minimum(torch.maximum(original.float(), rounded - below), rounded + above)
+
+
+def _cells(rounded: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """How far weights may start below and above their codes, in steps, ``[rows, groups, width]``."""
+    codes, _ = _codes(rounded, grid)
+    reach = torch.full_like(codes, 0.5 - _MARGIN)
+    if grid.args.type == "int":
+        return reach, reach
+    # Codes lie twice as close below a power of two as above it.
+    outwards, inwards = (reach * spacing(each, grid.args) for each in (codes, codes * _BELOW))
+    return torch.where(codes > 0, inwards, outwards), torch.where(codes < 0, inwards, outwards)
 
 
 def _with_scale(grid: Grid, scale: Tensor) -> Grid:

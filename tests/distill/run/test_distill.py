@@ -338,6 +338,24 @@ def test_a_training_that_makes_it_worse_says_so(distilled: Make, tmp_path: Path)
     assert done[0].startswith("training made the model worse: its loss on held-out text was ")
 
 
+def test_the_best_weights_are_kept(distilled: Make, tiny: Callable[..., Path], few_words: str, tmp_path: Path) -> None:
+    """Those from before, if training only made them worse."""
+    pruned = {"prune": {"structure": "blocks", "count": 1}}
+    settings = {"learning_rate": 0.5, "tokens": 12 * 4 * 32, "keep": "best"}
+    with pytest.raises(SmeltError, match="too short"):
+        run(distilled(tiny(), pruned, data=few_words, **settings), progress=False)
+    recipe = distilled(tiny(), pruned, **settings)
+    result = run(recipe, fresh=True, progress=False)
+    done = json.loads((result.checkpoint / "smelt.json").read_text())["steps"][1]["done"]
+    assert len(done) == 1
+    assert "the weights after step 0 are kept, which were the best" in done[0]
+    before = recipe.model_copy(update={"steps": recipe.steps[:1], "output": str(tmp_path / "before")})
+    files = [each.checkpoint / "model.safetensors" for each in (result, run(before, progress=False))]
+    one, other = (load_file(file) for file in files)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_runs_share_what_is_stored_of_a_teacher(
     distilled: Make, tiny: Callable[..., Path], tmp_path: Path, few_words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ CASES = {
     "sharded": Case("llama", _distill(**IN_PASSES, average=0.8, cross_entropy=0.5)),
     "a product beside rounded experts": Case("mixtral", _quantize("W4A16", lora=2)),
     "one, then two": Case("llama", _distill(average=0.8), one_stops=3),
-    "two, then one": Case("llama", _distill(average=0.8), two_stop=3),
+    "two, then one": Case("llama", _distill(keep="best"), two_stop=3),
     "copies": Case("llama", _distill(**IN_PASSES, average=0.8, cross_entropy=0.5), "copies"),
     "tied, kept between passes": Case("qwen2", _distill(checkpointing=True, loss="reverse_kl"), "sharded, kept"),
     "stored teacher, small states": Case("mistral", _distill(stored=16, small_states=True)),

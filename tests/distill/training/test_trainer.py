@@ -195,7 +195,14 @@ def test_second_moments_in_eight_bits_shrink_with_the_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"average": 0.9, "parts": 2}, {"spike": 1.05}, {"average": 0.9, "small_states": True}]
+    "changes",
+    [
+        {},
+        {"average": 0.9, "parts": 2},
+        {"spike": 1.05},
+        {"average": 0.9, "small_states": True},
+        {"judge": lambda losses: losses["text"], "rate": 0.3, "measures": 7},
+    ],
 )
 def test_an_interrupted_training_ends_bit_for_bit_as_one_that_was_not(changes: dict[str, Any]) -> None:
     whole = _trainer(Memory(), **changes).run()
@@ -215,6 +222,44 @@ def test_an_interrupted_training_ends_bit_for_bit_as_one_that_was_not(changes: d
         assert [one.step for one in rest.metrics] == list(range(1, 13))
         assert found.keys() == whole.keys()
         assert all(torch.equal(found[name], whole[name]) for name in whole)
+
+
+class Unseen(Bigrams):
+    """Judged by text of the same tokens in another order, of which training learns little and forgets it."""
+
+    def held_out(self) -> dict[str, float]:
+        with torch.no_grad():
+            return self.loss(
+                TrainingBatch(
+                    CORPUS.flatten()[torch.randperm(78, generator=torch.Generator().manual_seed(1))].view(13, 6)
+                )
+            )[1]
+
+
+@pytest.mark.parametrize(("rate", "first"), [(0.03, False), (0.3, True)])
+def test_the_best_weights_are_those_with_the_lowest_held_out_loss(rate: float, first: bool) -> None:
+    """Among those that were measured, the first ones, too, which training at such a rate only makes worse."""
+    learner = Unseen()
+    seen: dict[int, dict[str, Tensor]] = {}
+
+    def see(metrics: list[Any]) -> None:
+        seen[len(metrics)] = {name: each.detach().clone() for name, each in trainer._optimizer.masters.items()}
+
+    watch = Watch(on_step=see)
+    trainer = _trainer(Memory(), learner, watch, rate=rate, measures=7, judge=lambda losses: losses["text"])
+    see([])
+    found = trainer.run()
+    assert trainer.started is not None
+    losses = {0: trainer.started["text"]} | {m.step: m.held_out["text"] for m in trainer.metrics if m.held_out}
+    assert len(losses) == 7
+    least = min(losses, key=lambda step: losses[step])
+    assert least < 12
+    assert (least == 0) == first
+    assert trainer.best is not None
+    assert trainer.best.step == least
+    assert all(torch.equal(found[name], seen[least][name]) for name in found)
+    assert learner.held_out()["text"] == pytest.approx(losses[least])
+    assert trainer.ended == {"text": losses[least]}
 
 
 @pytest.mark.parametrize("stop", [3, 6])

@@ -102,6 +102,20 @@ def test_training_begins_in_the_cells_of_codes_that_another_method_chose() -> No
     assert (far == 0).float().mean() > 0.5
 
 
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_training_begins_near_the_original_and_not_at_an_edge(name: str) -> None:
+    scheme, weight = resolve(name), _weight().to(torch.bfloat16).float()
+    tensors, grid = _rounded(scheme, weight, torch.bfloat16)
+    codes = grid.round(restore(tensors, scheme).float())
+    latent = latent_start(weight, tensors, scheme, grid)
+    assert torch.equal(grid.round(latent), codes)
+    far, before = (latent - weight).abs(), (codes - weight).abs()
+    assert (far <= before * (1 + 1e-5)).all()
+    assert far.mean() < 0.15 * before.mean()
+    # So do weights for which another method chose a code that is not the nearest.
+    assert torch.equal(grid.round(latent_start(weight + 2 * (weight - codes), tensors, scheme, grid)), codes)
+
+
 @pytest.mark.parametrize("rank", [None, 4])
 def test_training_lowers_the_error_of_outputs(rank: int | None) -> None:
     scheme = resolve("W2A16", 64)
