@@ -9,17 +9,11 @@ from .options.base import LossOptions
 from .probabilities import log_probabilities
 
 
-def forward_kl(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> Tensor:
+def forward_kl(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> LossAndGradient:
     """KL(teacher || student), times the temperature squared (Hinton et al., arXiv:1503.02531).
 
     Mode-covering: the student covers all that the teacher finds likely.
     """
-    ours, theirs = log_probabilities(student, temperature), log_probabilities(teacher, temperature)
-    return (theirs.exp() * (theirs - ours)).sum(-1) * temperature**2
-
-
-def with_gradient(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> LossAndGradient:
-    """Values of :func:`forward_kl` and gradients with respect to the student's logits."""
     ours, theirs = log_probabilities(student, temperature), log_probabilities(teacher, temperature)
     p = theirs.exp()
     value = (p * (theirs - ours)).sum(-1)

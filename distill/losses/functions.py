@@ -6,52 +6,51 @@ together, so that positions can be processed in chunks and nothing as large as a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import fused
+from ...system.lazy import later
 from .cross_entropy import cross_entropy
 from .loss_and_gradient import LossAndGradient
+from .options.base import LossOptions
 from .table import LOSSES
+
+_cross_entropy_kernel = later(__name__.rpartition(".")[0], "fused", "cross_entropy")
 
 
 @dataclass(frozen=True)
 class LossFunctions:
-    """Functions that compute the losses.
+    """The losses, computed by torch's operators or by the runtime's kernels.
 
     Attributes:
-        divergence: takes a name of :data:`LOSSES`, both logits, the temperature and the loss's options.
-        cross_entropy: as :func:`smelt.distill.losses.cross_entropy.cross_entropy`.
-        of_top: takes a name of :data:`LOSSES`, the student's logits, ids and log-probabilities of the teacher's top tokens, and
-            the temperature.
+        by_kernels: whether kernels compute the losses that have one.
     """
 
-    divergence: Callable[[str, Tensor, Tensor, float, Any], LossAndGradient]
-    cross_entropy: Callable[[Tensor, Tensor], LossAndGradient]
-    of_top: Callable[[str, Tensor, Tensor, Tensor, float], LossAndGradient]
+    by_kernels: bool
+
+    def divergence(
+        self, name: str, student: Tensor, teacher: Tensor, temperature: float, options: LossOptions
+    ) -> LossAndGradient:
+        """A loss of :data:`LOSSES`, from the logits of both."""
+        loss = LOSSES[name]
+        function = loss.kernel if self.by_kernels and loss.kernel is not None else loss.function
+        return function(student, teacher, temperature, options)
+
+    def of_top(self, name: str, student: Tensor, places: Tensor, kept: Tensor, temperature: float) -> LossAndGradient:
+        """The same if ids and log-probabilities of the teacher's top tokens are all that is known."""
+        loss = LOSSES[name]
+        function = loss.top_kernel if self.by_kernels and loss.top_kernel is not None else loss.top
+        assert function is not None
+        return function(student, places, kept, temperature)
+
+    def cross_entropy(self, student: Tensor, targets: Tensor) -> LossAndGradient:
+        """As :func:`smelt.distill.losses.cross_entropy.cross_entropy`."""
+        return (_cross_entropy_kernel if self.by_kernels else cross_entropy)(student, targets)
 
 
-def _by_torch(name: str, student: Tensor, teacher: Tensor, temperature: float, options: Any) -> LossAndGradient:
-    return LOSSES[name].by_torch(student, teacher, temperature, options)
-
-
-def _on_gpu(name: str, student: Tensor, teacher: Tensor, temperature: float, options: Any) -> LossAndGradient:
-    return LOSSES[name].on_gpu(student, teacher, temperature, options)
-
-
-def _of_top(
-    name: str, student: Tensor, places: Tensor, kept: Tensor, temperature: float, *, gpu: bool = False
-) -> LossAndGradient:
-    return LOSSES[name].of_top(student, places, kept, temperature, gpu=gpu)
-
-
-TORCH = LossFunctions(_by_torch, cross_entropy, _of_top)
-FUSED = LossFunctions(_on_gpu, fused.cross_entropy, partial(_of_top, gpu=True))
+TORCH, FUSED = LossFunctions(by_kernels=False), LossFunctions(by_kernels=True)
 
 
 def functions_for(device: torch.device) -> LossFunctions:

@@ -10,20 +10,11 @@ from .options.jsd import JsdOptions
 from .probabilities import log_probabilities
 
 
-def jsd(student: Tensor, teacher: Tensor, temperature: float, options: JsdOptions) -> Tensor:
+def jsd(student: Tensor, teacher: Tensor, temperature: float, options: JsdOptions) -> LossAndGradient:
     """The generalised Jensen-Shannon divergence of GKD (arXiv:2306.13649), times the temperature squared.
 
     With m = beta p + (1 - beta) q it is beta KL(p || m) + (1 - beta) KL(q || m), p being the teacher's probabilities.
     """
-    beta = options.beta
-    ours, theirs = log_probabilities(student, temperature), log_probabilities(teacher, temperature)
-    mixed = torch.logaddexp(theirs + _log(beta), ours + _log(1 - beta))
-    value = beta * (theirs.exp() * (theirs - mixed)).sum(-1) + (1 - beta) * (ours.exp() * (ours - mixed)).sum(-1)
-    return value * temperature**2
-
-
-def with_gradient(student: Tensor, teacher: Tensor, temperature: float, options: JsdOptions) -> LossAndGradient:
-    """Values of :func:`jsd` and gradients with respect to the student's logits."""
     beta = options.beta
     ours, theirs = log_probabilities(student, temperature), log_probabilities(teacher, temperature)
     p, q = theirs.exp(), ours.exp()

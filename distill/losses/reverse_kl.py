@@ -9,17 +9,11 @@ from .options.base import LossOptions
 from .probabilities import log_probabilities
 
 
-def reverse_kl(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> Tensor:
+def reverse_kl(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> LossAndGradient:
     """KL(student || teacher), times the temperature squared (MiniLLM, arXiv:2306.08543).
 
     Mode-seeking: the student avoids all that the teacher finds unlikely.
     """
-    ours, theirs = log_probabilities(student, temperature), log_probabilities(teacher, temperature)
-    return (ours.exp() * (ours - theirs)).sum(-1) * temperature**2
-
-
-def with_gradient(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> LossAndGradient:
-    """Values of :func:`reverse_kl` and gradients with respect to the student's logits."""
     ours, theirs = log_probabilities(student, temperature), log_probabilities(teacher, temperature)
     q, apart = ours.exp(), ours - theirs
     value = (q * apart).sum(-1)

@@ -10,14 +10,8 @@ from .options.base import LossOptions
 from .probabilities import log_probabilities
 
 
-def total_variation(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> Tensor:
+def total_variation(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> LossAndGradient:
     """Half the sum of absolute differences of probabilities, times the temperature squared."""
-    q, p = log_probabilities(student, temperature).exp(), log_probabilities(teacher, temperature).exp()
-    return (q - p).abs().sum(-1) / 2 * temperature**2
-
-
-def with_gradient(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> LossAndGradient:
-    """Values of :func:`total_variation` and gradients with respect to the student's logits."""
     q, p = log_probabilities(student, temperature).exp_(), log_probabilities(teacher, temperature).exp_()
     value = (q - p).abs().sum(-1) / 2
     sign = torch.sign(q - p)

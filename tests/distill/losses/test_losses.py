@@ -9,11 +9,10 @@ import torch
 from smelt.distill.losses import chunked, functions
 from smelt.distill.losses.chunked import chunked_loss
 from smelt.distill.losses.cross_entropy import cross_entropy
-from smelt.distill.losses.loss import Loss
-from smelt.distill.losses.loss_and_gradient import LossAndGradient
+from smelt.distill.losses.loss_and_gradient import LossAndGradient, by_autograd
 from smelt.distill.losses.options.base import LossOptions
 from smelt.distill.losses.probabilities import most_likely
-from smelt.distill.losses.table import LOSSES
+from smelt.distill.losses.table import LOSSES, Loss
 from smelt.distill.losses.top_kl import top_kl
 from smelt.distill.training.teachers import Comparison
 from torch import Tensor
@@ -52,7 +51,7 @@ def _by_torch(name: str, student: Tensor, teacher: Tensor, temperature: float) -
 def test_a_loss_is_what_torch_makes_of_its_formula(name: str, temperature: float) -> None:
     student, teacher = _logits(0).requires_grad_(), _logits(1)
     loss = LOSSES[name]
-    value, gradient = loss.by_torch(student.detach(), teacher, temperature, loss.options())
+    value, gradient = loss.function(student.detach(), teacher, temperature, loss.options())
     expected = _by_torch(name, student, teacher, temperature)
     torch.testing.assert_close(value, expected.detach())
     (wanted,) = torch.autograd.grad(expected.sum(), student)
@@ -65,7 +64,7 @@ def test_jsd_takes_the_given_mixture(beta: float) -> None:
     q, p = student.softmax(-1), teacher.softmax(-1)
     mixed = beta * p + (1 - beta) * q
     expected = (beta * p * (p / mixed).log() + (1 - beta) * q * (q / mixed).log()).sum(-1)
-    value, gradient = LOSSES["jsd"].by_torch(student.detach(), teacher, 1.0, LOSSES["jsd"].options(beta=beta))
+    value, gradient = LOSSES["jsd"].function(student.detach(), teacher, 1.0, LOSSES["jsd"].options(beta=beta))
     torch.testing.assert_close(value, expected.detach())
     torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), student)[0])
 
@@ -82,7 +81,7 @@ def test_cross_entropy_is_torchs_and_passes_over_what_has_no_target() -> None:
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_stored_teachers_lose_what_they_left_out(temperature: float) -> None:
     student, teacher = _logits(0), _logits(1)
-    whole, gradient = LOSSES["forward_kl"].by_torch(student, teacher, temperature, LOSSES["forward_kl"].options())
+    whole, gradient = LOSSES["forward_kl"].function(student, teacher, temperature, LOSSES["forward_kl"].options())
     all_of_it, its_gradient = top_kl(student, *most_likely(teacher, VOCABULARY, temperature), temperature)
     torch.testing.assert_close(all_of_it, whole)
     torch.testing.assert_close(its_gradient, gradient)
@@ -123,7 +122,7 @@ def test_gradients_through_chunks_are_those_of_differences(
             places, kept = most_likely(teacher[rows], 4, 1.5)
             compared = top_kl(logits, places, kept, 1.5)
         else:
-            compared = LOSSES[name].by_torch(logits, teacher[rows], 1.5, LOSSES[name].options())
+            compared = LOSSES[name].function(logits, teacher[rows], 1.5, LOSSES[name].options())
         return [(0.7, compared), (0.3, cross_entropy(logits, targets[rows]))]
 
     def head(states: Tensor, matrix: Tensor, constant: Tensor | None) -> Tensor:
@@ -155,58 +154,63 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
-def _huber(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> Tensor:
-    """A loss that nobody has written a gradient for."""
+def _huber_values(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> Tensor:
     return functional.smooth_l1_loss(student / temperature, teacher.to(student.dtype), reduction="none").mean(-1)
+
+
+# A loss that nobody has written a gradient for.
+_HUBER = Loss(by_autograd(_huber_values))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LOSSES)
 def test_autograd_finds_the_gradient_that_is_written_by_hand(name: str, dtype: torch.dtype) -> None:
     student, teacher = (_logits(seed).to(dtype) for seed in (0, 1))
-    by_hand = LOSSES[name]
-    assert by_hand.gradient is not None
-    wanted = by_hand.by_torch(student, teacher, 1.5, by_hand.options())
+    wanted = LOSSES[name].function(student, teacher, 1.5, LOSSES[name].options())
     with torch.no_grad():  # as where losses are computed in chunks
-        found = replace(by_hand, gradient=None).by_torch(student, teacher, 1.5, by_hand.options())
+        values = lambda logits: _by_torch(name, logits, teacher.to(logits.dtype), 1.5)  # noqa: E731
+        found = by_autograd(values)(student)
     for ours, theirs in zip(found, wanted, strict=True):
         assert not ours.requires_grad
         torch.testing.assert_close(ours, theirs)
 
 
 def test_a_loss_of_values_alone_goes_through_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    loss, teacher = Loss(_huber), _logits(1)
+    loss, teacher = _HUBER, _logits(1)
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(POSITIONS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
     monkeypatch.setattr(chunked, "rows_at_once", lambda _: 3)
 
     def losses(logits: Tensor, rows: slice):  # type: ignore[no-untyped-def]
-        return [(1.0, loss.by_torch(logits, teacher[rows], 2.0, loss.options()))]
+        return [(1.0, loss.function(logits, teacher[rows], 2.0, loss.options()))]
 
     def head(states: Tensor, matrix: Tensor, _: Tensor | None) -> Tensor:
         return functional.linear(states, matrix)
 
     found, _ = chunked_loss(hidden, weight, None, head, losses, torch.ones(POSITIONS))
-    expected = _huber(hidden @ weight.T, teacher, 2.0, loss.options()).mean()
+    expected = _huber_values(hidden @ weight.T, teacher, 2.0, loss.options()).mean()
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(
         torch.autograd.grad(found, [hidden, weight]), torch.autograd.grad(expected, [hidden, weight])
     )
 
 
-def test_a_gpu_takes_the_kernel_or_what_there_is_without() -> None:
+def test_a_gpu_takes_the_kernel_or_what_there_is_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def kernel(student: Tensor, teacher: Tensor, temperature: float, options: LossOptions) -> LossAndGradient:
         return student[:, 0] + 1, torch.zeros_like(student)
 
     given = _logits(0), _logits(1), 1.0, LossOptions()
-    torch.testing.assert_close(Loss(_huber).on_gpu(*given), Loss(_huber).by_torch(*given))
-    torch.testing.assert_close(Loss(_huber, kernel=kernel).on_gpu(*given), kernel(*given))
+    losses = {"huber": _HUBER, "with a kernel": replace(_HUBER, kernel=kernel)}
+    monkeypatch.setattr(functions, "LOSSES", losses)
+    torch.testing.assert_close(functions.FUSED.divergence("huber", *given), _HUBER.function(*given))
+    torch.testing.assert_close(functions.FUSED.divergence("with a kernel", *given), kernel(*given))
+    torch.testing.assert_close(functions.TORCH.divergence("with a kernel", *given), _HUBER.function(*given))
 
 
 def test_a_student_learns_by_a_loss_of_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of the table is all that a new loss takes."""
-    monkeypatch.setattr(functions, "LOSSES", {**LOSSES, "huber": Loss(_huber)})
+    monkeypatch.setattr(functions, "LOSSES", {**LOSSES, "huber": _HUBER})
     comparison, teacher = Comparison("huber", LossOptions()), _logits(1).float()
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(POSITIONS, 2 * VOCABULARY, generator=generator)
