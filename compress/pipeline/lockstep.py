@@ -61,10 +61,7 @@ class Lockstep:
         everything_at_once = getattr(loaded, "ct_decompress_hook", None)
         if everything_at_once is not None:
             everything_at_once.remove()
-        embedding = model.skeleton.embedding_name
-        outside = {embedding: model.names[f"{embedding}.weight"]}
-        prefix = f"{model.skeleton.blocks_name}."
-        outside |= {f.name: f.key for f in model.linears.values() if not f.name.startswith(prefix)}
+        outside = {model.skeleton.embedding_name: model.embedding_key, model.head.name: model.head.key}
         for name, key in outside.items():
             self._compare(name, self._ours.weights.load(key))
         store = self._view.embed(tokens)

@@ -138,7 +138,7 @@ class Plan:
         data: dict[str, Any] = {"model": self.recipe.model, "output": self.recipe.output}
         if self.model is not None:
             data |= {
-                "architecture": type(self.model.skeleton.model).__name__,
+                "architecture": self.model.architecture,
                 "blocks": len(self.model.anatomy.blocks),
                 "bytes": self.model.weights.nbytes,
                 "unknown": self.model.unknown,
@@ -401,9 +401,9 @@ def _reload_bytes(last: PreparedStep) -> int:
 def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:
     assert recipe.evaluate
     tokens = recipe.evaluate.windows * recipe.evaluate.length
-    numel = sum(model.block_numel(i) for i in range(len(model.anatomy.blocks)))
+    numel = sum(model.block_numels)
     head = model.vocabulary() * model.skeleton.hidden_size
-    widest = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
+    widest = max(facts.rows for facts in model.block_linears)
     passing = max(BATCH_TOKENS, recipe.evaluate.length) * 4 * widest * 4
     logits = max(LOGIT_TOKENS, recipe.evaluate.length) * model.vocabulary() * 4 * 4
     memory = max(model.largest_block() * 4 + passing, 2 * model.embedding_bytes() + logits)

@@ -76,7 +76,7 @@ def step_times(
         return sum(parts) * (share if unit.is_experts else 1.0)
 
     estimated = _IN_MEMORY * model.stored.nbytes > available_memory()
-    head = model.linears[model.anatomy.head]
+    head = model.head
     now = sum(seconds(unit, None) for unit in [*units, *(unit for unit, _ in fixed)])
     if estimated:
         heads = any(head.name in unit.linears for unit in units)

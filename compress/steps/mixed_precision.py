@@ -146,9 +146,9 @@ class MixedPrecision:
         choices, tokens, count = self._choices(model), windows * length, len(self.candidates)
         itemsize = self._dtype(model).itemsize
         hidden = tokens * model.skeleton.hidden_size * itemsize
-        blocks = [model.block_numel(i) for i in range(len(model.anatomy.blocks))]
-        widest = max(facts.rows + facts.columns for facts in model.linears.values() if facts.name != model.anatomy.head)
-        head = model.linears[model.anatomy.head]
+        blocks = model.block_numels
+        widest = max(facts.rows + facts.columns for facts in model.block_linears)
+        head = model.head
         logits = max(512, length) * head.rows * 4 * 6
         changes = itemsize * (1 + count) if self._settings.loss != "kl" else itemsize * 3
         largest = max(facts.numel for facts in model.linears.values()) * 4 * 4

@@ -28,7 +28,7 @@ from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import with_untied_head
 from ...quant.blockwise.apply_transforms import Transforms
 from ...quant.blockwise.assignment import Assignment, Treatment
-from ...quant.blockwise.embedding import EMBEDDING, embedding_key
+from ...quant.blockwise.embedding import EMBEDDING
 from ...quant.blockwise.guard import LayerGuard
 from ...quant.blockwise.quantize_blocks import BlockQuantizer
 from ...quant.blockwise.quantize_weights import WeightQuantizer
@@ -120,7 +120,7 @@ class PreparedQuantize(PreparedStep):
             Problem(
                 self._where,
                 f"{path} has experts in a layout that Smelt does not know, and transformers would not reload what Smelt writes of this"
-                f" model ({type(self.model.skeleton.model).__name__}); it cannot be quantized",
+                f" model ({self.model.architecture}); it cannot be quantized",
             )
             for path in list(self.model.skeleton.fused_experts)[:1]
         ]
@@ -199,7 +199,7 @@ class PreparedQuantize(PreparedStep):
         numbers = sum(facts.numel for facts, _ in chosen)
         # auto chooses for linears only; it counts the rest of the checkpoint itself.
         if self.settings.embeddings is not None and self._mixed is None:
-            table = working.weights.info(embedding_key(working))
+            table = working.weights.info(working.embedding_key)
             stored += EMBEDDING.stored_bytes(table.shape[0], table.shape[1], table.dtype.itemsize)
             before += table.nbytes
             numbers += math.prod(table.shape)

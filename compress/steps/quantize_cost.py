@@ -10,7 +10,7 @@ from ...models.structure.anatomy import BlockAnatomy
 from ...models.structure.open_model import OpenModel
 from ...quant.blockwise.apply_transforms import Transforms
 from ...quant.blockwise.assignment import Treatment
-from ...quant.blockwise.embedding import SLICE, embedding_key
+from ...quant.blockwise.embedding import SLICE
 from ...system.hardware.resources import Cost, compute_dtype
 from ...system.storage.activation_store import BATCH_TOKENS
 
@@ -39,9 +39,9 @@ class RoundingCost:
             facts = [model.linears[name] for name in anatomy.linears if name in chosen]
             stored = sum(chosen[f.name].scheme.stored_bytes(f.rows, f.columns, f.dtype.itemsize) for f in facts)
             if self._transforms.links:
-                portion = model.block_numel(index) * 4
+                portion = model.block_numels[index] * 4
                 memory = max(
-                    memory, model.block_numel(index) * 3 * 8
+                    memory, model.block_numels[index] * 3 * 8
                 )  # the experiments that show where scales can move
             else:
                 groups = ([f"{anatomy.name}.{name}" for name in group.linears] for group in anatomy.groups)
@@ -51,7 +51,7 @@ class RoundingCost:
             memory = max(memory, 2 * portion + 2 * stored + whole)
             operations += sum(f.numel for f in facts) * 100.0
         if model.anatomy.head in chosen:
-            memory = max(memory, 3 * model.linears[model.anatomy.head].numel * itemsize)
+            memory = max(memory, 3 * model.head.numel * itemsize)
         return Cost(int(max(memory, model.embedding_bytes(), self._embedding_bytes())), 0, operations)
 
     def of_text(self, windows: int, length: int) -> Cost:
@@ -71,9 +71,9 @@ class RoundingCost:
                 beside += 2 * model.skeleton.hidden_size
             tails = [model.linears[f"{anatomy.name}.{tail.linear}"].columns for tail in anatomy.tails]
             kept = max(kept, model.skeleton.hidden_size + sum(tails) + beside)
-            operations += sum(group.operations for group in groups) + 2 * model.block_numel(index) * tokens * passes
+            operations += sum(group.operations for group in groups) + 2 * model.block_numels[index] * tokens * passes
             sequential += sum(group.sequential for group in groups)
-        head = model.linears[model.anatomy.head]
+        head = model.head
         if head.name in chosen:
             matrices = 5 if chosen[head.name].options.reads_unrounded else 2
             hessian = matrices * head.columns * head.columns * 4 if chosen[head.name].method.needs_hessian else 0
@@ -105,7 +105,7 @@ class RoundingCost:
     def _block_memory(self, index: int, anatomy: BlockAnatomy, rounding: int, length: int) -> int:
         """The block, plus the larger of rounding one group and one batch's activations inside the block."""
         model, itemsize = self._model, compute_dtype(self._model.dtype).itemsize
-        facts, numel = [model.linears[name] for name in anatomy.linears], model.block_numel(index)
+        facts, numel = [model.linears[name] for name in anatomy.linears], model.block_numels[index]
         wide = model.is_edited or self._transforms.change_weights
         passing = (
             max(BATCH_TOKENS, length) * (2 * max(f.rows for f in facts) + 2 * max(f.columns for f in facts)) * itemsize
@@ -124,7 +124,7 @@ class RoundingCost:
         """Memory of rounding the embedding: the codes in pieces and whole, and a slice in float64."""
         if not self._embedding:
             return 0
-        table = self._model.weights.info(embedding_key(self._model))
+        table = self._model.weights.info(self._model.embedding_key)
         return table.nbytes + 2 * math.prod(table.shape) + SLICE * table.shape[1] * 3 * 8
 
 

@@ -12,7 +12,7 @@ from ...models.structure.anatomy import is_linear
 from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import untied
 from ...quant.blockwise.assignment import Treatment
-from ...quant.blockwise.embedding import EMBEDDING, embedding_key
+from ...quant.blockwise.embedding import EMBEDDING
 from ...quant.scheme import Scheme
 from ...quant.stored.config import quantization_config
 from ...quant.stored.dense_weights import CACHE_SCALES
@@ -24,7 +24,7 @@ _EXPERTS = r"re:.*\.experts\.\d+\..*"
 
 def embedding_tables(model: OpenModel) -> dict[str, Scheme]:
     """The scheme of a quantized input embedding, by each of its names."""
-    return dict.fromkeys((embedding_key(model).removesuffix(".weight"), model.skeleton.embedding_name), EMBEDDING)
+    return dict.fromkeys((model.embedding_key.removesuffix(".weight"), model.skeleton.embedding_name), EMBEDDING)
 
 
 def write_quantized(
@@ -46,7 +46,7 @@ def write_quantized(
         cache: the scheme of the KV cache; None if unquantized.
         tables: the scheme of the input embedding, by its names; empty if it is not quantized.
     """
-    quantized = {model.linears[name].key for name in chosen} | ({embedding_key(model)} if tables else set())
+    quantized = {model.linears[name].key for name in chosen} | ({model.embedding_key} if tables else set())
     files = [SafetensorsFile(part) for part in parts]
     home = {name: file for file in files for name in file.tensors}
     entries = [

@@ -23,7 +23,7 @@ from ...models.steps.step import RunContext
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.activations import ActivationRounding, quantize_inputs
 from ...quant.blockwise.assignment import Treatment
-from ...quant.blockwise.embedding import embedding_key, restored_embedding
+from ...quant.blockwise.embedding import restored_embedding
 from ...quant.stored.kv_cache import KVRounding, RoundedCache, caches_of
 from ...quant.training.qat import QatLinear, latent_start, stored_grid
 from ...quant.transforms.links import as_rows
@@ -122,7 +122,7 @@ class QuantizedTraining:
 
     def _trained(self, student: WholeModel) -> dict[str, Trained]:
         frozen = set[str]()
-        if embedding_key(self._model).removesuffix("weight") + "weight_scale" in self._stored.names():
+        if self._model.embedding_key.removesuffix("weight") + "weight_scale" in self._stored.names():
             frozen.add(f"{self._model.skeleton.embedding_name}.weight")  # its codes are not trained
         linears = {f"{name}.weight" for name in self._linears} | {f"{name}.bias" for name in self._linears}
         everything = student.trained()
@@ -221,7 +221,7 @@ class _Overlaid(ChangedWeights):
     def __init__(self, model: OpenModel, stored: _Stored) -> None:
         super().__init__(model.weights)
         self._stored = stored
-        self._embedding = embedding_key(model)
+        self._embedding = model.embedding_key
 
     def load(self, name: str) -> Tensor:
         prefix = name.removesuffix("weight")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,10 @@ class ModelDirectory:
     trust_remote_code: bool = False
     as_dense: bool = False
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def changed(self, fields: Mapping[str, Any]) -> ModelDirectory:
+        """The same with other fields of ``config.json``."""
+        return replace(self, changes={**self.changes, **fields})
 
     def record(self) -> dict[str, Any]:
         """``smelt.json`` of a checkpoint that Smelt made: how; empty for others.

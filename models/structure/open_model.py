@@ -120,9 +120,29 @@ class OpenModel:
         return facts
 
     @property
+    def head(self) -> LinearFacts:
+        """The output head."""
+        return self.linears[self.anatomy.head]
+
+    @property
+    def block_linears(self) -> list[LinearFacts]:
+        """All linears in blocks."""
+        return [self.linears[name] for name in self.anatomy.linears()]
+
+    @property
     def dtype(self) -> torch.dtype:
         """What the blocks' weights are stored in."""
-        return self.linears[self.anatomy.linears()[0]].dtype
+        return self.block_linears[0].dtype
+
+    @property
+    def architecture(self) -> str:
+        """The name of the model's class."""
+        return type(self.skeleton.model).__name__
+
+    @property
+    def embedding_key(self) -> str:
+        """The name of the input embedding's weight in the checkpoint."""
+        return self.names[f"{self.skeleton.embedding_name}.weight"]
 
     @property
     def is_tied(self) -> bool:
@@ -151,24 +171,24 @@ class OpenModel:
         label, key = next((label, key) for label, key in self.names.items() if label.startswith(start))
         return key.removesuffix(label.removeprefix(start))
 
-    def block_numel(self, index: int) -> int:
-        """The number of elements of a block's parameters."""
-        prefix = self.anatomy.blocks[index].name + "."
-        return sum(
-            math.prod(self.weights.info(key).shape) for name, key in self.names.items() if name.startswith(prefix)
-        )
+    @cached_property
+    def block_numels(self) -> list[int]:
+        """By block, the number of elements of its parameters."""
+        prefixes = [f"{block.name}." for block in self.anatomy.blocks]
+        sizes = {name: math.prod(self.weights.info(key).shape) for name, key in self.names.items()}
+        return [sum(size for name, size in sizes.items() if name.startswith(prefix)) for prefix in prefixes]
 
     def largest_block(self) -> int:
         """The number of parameters of the largest block."""
-        return max(self.block_numel(i) for i in range(len(self.anatomy.blocks)))
+        return max(self.block_numels)
 
     def embedding_bytes(self) -> int:
         """Bytes of the input embedding as stored."""
-        return self.weights.info(self.names[f"{self.skeleton.embedding_name}.weight"]).nbytes
+        return self.weights.info(self.embedding_key).nbytes
 
     def vocabulary(self) -> int:
         """Rows of the input embedding."""
-        return self.weights.info(self.names[f"{self.skeleton.embedding_name}.weight"]).shape[0]
+        return self.weights.info(self.embedding_key).shape[0]
 
     def context(self) -> int | None:
         """The longest sequence the model was made for, if it says."""

@@ -12,6 +12,7 @@ from ...system.errors import SmeltError
 from ..checkpoint.stored_shapes import StoredShape
 from ..checkpoint.weights import Weights
 from ..directory.agreement import match_names, parameters_of
+from ..directory.directory import ModelDirectory
 from ..directory.empty_model import empty_model, find_blocks
 
 
@@ -53,6 +54,11 @@ class Skeleton:
         tied = head.weight is embedding.weight
         _compute_buffers(model)
         return cls(model, find_blocks(model, config), names[id(head)], names[id(embedding)], tied, fused)
+
+    @classmethod
+    def of(cls, directory: ModelDirectory) -> Skeleton:
+        """The modules that a directory's configuration describes."""
+        return cls.build(directory.config(), torch.float32, trust_remote_code=directory.trust_remote_code)
 
     @property
     def blocks(self) -> nn.ModuleList:

@@ -32,7 +32,7 @@ class _OwnHead(ChangedWeights):
 
     def __init__(self, model: OpenModel) -> None:
         super().__init__(model.weights)
-        self._embedding = model.names[f"{model.skeleton.embedding_name}.weight"]
+        self._embedding = model.embedding_key
         self._head = f"{model.skeleton.head_name}.weight"
 
     def names(self) -> list[str]:

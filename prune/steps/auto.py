@@ -65,13 +65,13 @@ class PreparedAuto(PreparedStep):
         self._check_latency()
         if set(layer_parts(model)) != {"all"}:
             what = (
-                f"{type(model.skeleton.model).__name__}: parts of some of its blocks were already removed; search first, or give"
+                f"{model.architecture}: parts of some of its blocks were already removed; search first, or give"
                 " structures and shares"
             )
             raise self._wrong("structure", what)
         self._grid, self._rotates = SizeGrid.of(model, step.settings.multiple), _rotates(model)
         if all(len(levels) == 1 for levels in self._grid.levels.values()):
-            kind = type(model.skeleton.model).__name__
+            kind = model.architecture
             raise self._wrong("structure", f"{kind}: none of its dimensions can be made smaller")
         self._check_parameters()
         # The shape is not known yet: of the possible ones, the one that the fewest group sizes divide.
@@ -124,15 +124,16 @@ class PreparedAuto(PreparedStep):
         tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
         grid = self._grid
         runs = sum(1 for _ in grid.alone()) + 3 * TRIED
-        numel = sum(model.block_numel(i) for i in range(len(model.anatomy.blocks)))
-        head = model.linears[model.anatomy.head].numel
-        width = max(facts.columns for name, facts in model.linears.items() if name != model.anatomy.head)
+        numel = sum(model.block_numels)
+        width = max(facts.columns for facts in model.block_linears)
         logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
         matrices = 4 * width**2 * 8
         memory = model.largest_block() * itemsize * 2 + matrices + 2 * model.embedding_bytes() + logits
         if self._target.latency is not None:
             memory = max(memory, timing_bytes(model, grid, self._target.place.batch, self._target.place.context))
-        operations = runs * (6.0 * tokens * numel + 2.0 * tokens * head + len(model.anatomy.blocks) * width**3)
+        operations = runs * (
+            6.0 * tokens * numel + 2.0 * tokens * model.head.numel + len(model.anatomy.blocks) * width**3
+        )
         kept = (len(model.anatomy.blocks) + 4) * model.skeleton.hidden_size + width
         return Cost(int(memory), int(4 * model.weights.nbytes + tokens * kept * itemsize), operations)
 

@@ -138,21 +138,18 @@ class PreparedBlocks(PreparedStep):
         model = self.model
         depth, tokens = len(model.anatomy.blocks), windows * length
         itemsize = compute_dtype(model.dtype).itemsize
-        width = max(
-            max(facts.rows, facts.columns) for name, facts in model.linears.items() if name != model.anatomy.head
-        )
+        width = max(max(facts.rows, facts.columns) for facts in model.block_linears)
         memory = model.largest_block() * itemsize + max(BATCH_TOKENS, length) * 4 * width * itemsize
         memory = max(memory, model.embedding_bytes())
-        numel = sum(model.block_numel(index) for index in range(depth))
+        numel = sum(model.block_numels)
         hidden = tokens * model.skeleton.hidden_size * itemsize
         parts = 1 + (self.settings.structure != "blocks")  # a block runs with and without the part
         operations, stores = 2.0 * tokens * numel * parts, 1
         if self._score == "loss":
-            head = model.linears[model.anatomy.head].numel
             logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 3
             memory = max(memory, model.embedding_bytes() + logits)
             rounds = self._count
-            operations, stores = rounds * (tokens * numel * depth + 2.0 * tokens * head * depth), 2
+            operations, stores = rounds * (tokens * numel * depth + 2.0 * tokens * model.head.numel * depth), 2
         if self.settings.keep is not None:
             operations = 0.0
         return Cost(int(memory), int(model.weights.nbytes + stores * hidden), operations)
@@ -218,7 +215,7 @@ class PreparedBlocks(PreparedStep):
         wanted = last_hidden(model, tokens, context.dtype, context.journal, removed)
         if not torch.equal(wanted, last_hidden(after, tokens, context.dtype, context.journal)):
             raise SmeltError(
-                f"{self._where}: {type(model.skeleton.model).__name__} depends on block numbers, so that"
+                f"{self._where}: {model.architecture} depends on block numbers, so that"
                 " removing one changes the others; its blocks cannot be pruned"
             )
 

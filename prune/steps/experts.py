@@ -130,7 +130,7 @@ class PreparedExperts(PreparedStep):
         shuffled = {index: torch.randperm(layers.count, generator=generator) for index in layers.modules}
         if not computes_the_same(model, drop_experts(model, layers, shuffled, layers.count), context):
             raise SmeltError(
-                f"{self._where}: {type(model.skeleton.model).__name__} routes by the experts' order, perhaps in groups;"
+                f"{self._where}: {model.architecture} routes by the experts' order, perhaps in groups;"
                 " they cannot be pruned"
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -126,7 +126,7 @@ class PreparedHidden(PreparedStep):
         hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)
         cost = scoring_cost(model, windows, length, tables=2, matrices=4 * hidden**2 * 8)
         directions = 2 * blocks * (3.0 * windows * length * hidden**2) + 20.0 * hidden**3
-        rotating = sum(4.0 * model.block_numel(i) * hidden for i in range(blocks))
+        rotating = 4.0 * sum(model.block_numels) * hidden
         return cost + Cost(0, 0, directions) + Cost(0, 0, rotating)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
@@ -161,8 +161,7 @@ class PreparedHidden(PreparedStep):
         order = torch.randperm(axis.units, generator=torch.Generator().manual_seed(context.seed))
         if not computes_the_same(model, slice_width(model, axis, {"": order}), context, order):
             raise SmeltError(
-                f"{self._where}: {type(model.skeleton.model).__name__} depends on the order of its {axis.noun};"
-                " they cannot be pruned"
+                f"{self._where}: {model.architecture} depends on the order of its {axis.noun}; they cannot be pruned"
             )
 
     def _decided(self, model: OpenModel, axis: Axis, context: RunContext) -> tuple[_Stays, dict[str, float]]:
@@ -245,12 +244,12 @@ class PreparedHidden(PreparedStep):
             final = norm if not norm.startswith(source.skeleton.blocks_name) else final
         scale = self._embedding_scale(source, narrow, context)
         if abs(scale - 1) > 1e-4:
-            key = source.names[f"{source.skeleton.embedding_name}.weight"]
+            key = source.embedding_key
             found[key] = (narrow.weights.load(key).double() / scale).to(narrow.weights.info(key).dtype)
             if source.is_tied:
                 if final is None:
                     raise SmeltError(
-                        f"{self._where}: {type(source.skeleton.model).__name__} scales embeddings by the hidden size,"
+                        f"{self._where}: {source.architecture} scales embeddings by the hidden size,"
                         " which cannot be compensated; choose another structure"
                     )
                 key = source.names[f"{final}.weight"]
@@ -264,7 +263,7 @@ class PreparedHidden(PreparedStep):
         for each in (source, narrow):
             streamed = StreamedModel(each.skeleton, each.weights, torch.float32, context.journal)
             with closing(streamed.embed(tokens)) as store:
-                table = each.weights.load(each.names[f"{each.skeleton.embedding_name}.weight"])
+                table = each.weights.load(each.embedding_key)
                 sizes.append((store.read(slice(None)).double().norm() / table[tokens[0]].double().norm()).item())
         return sizes[1] / sizes[0]
 
@@ -296,7 +295,7 @@ def _untied(model: OpenModel) -> OpenModel:
     """The model, and its configuration, with an untied lm_head."""
     if not model.is_tied:
         return model
-    directory = replace(model.directory, changes={**model.directory.changes, "tie_word_embeddings": False})
+    directory = model.directory.changed({"tie_word_embeddings": False})
     return OpenModel(directory, with_untied_head(model).weights, is_edited=model.is_edited)
 
 

@@ -23,10 +23,10 @@ def scoring_cost(
     """
     tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
     hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)
-    width = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
+    width = max(facts.rows for facts in model.block_linears)
     passing = max(BATCH_TOKENS, length) * 4 * max(width, hidden) * itemsize
     memory = max(model.largest_block() * itemsize + passing + matrices, tables * model.embedding_bytes())
-    operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
+    operations = 4.0 * tokens * sum(model.block_numels)
     kept = hidden
     if gradients is not None:
         logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4

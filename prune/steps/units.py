@@ -172,19 +172,17 @@ class PreparedUnits(PreparedStep):
         matrices = columns**2 * (4 + 8 + 3 * 8) + columns * hidden * 4 * 3 if self.settings.update else 0
         passing = max(BATCH_TOKENS, length) * 4 * max(columns, hidden) * itemsize
         memory = max(numel * itemsize + max(matrices, passing), model.embedding_bytes())
-        operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
+        operations = 4.0 * tokens * sum(model.block_numels)
         kept = hidden + columns
         if self.settings.update:
             operations += len(axis.readers) * (2.0 * tokens * columns**2 + columns**3)
         if self._score.needs_gradients:
             logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
             memory = max(memory + 2 * passing, model.embedding_bytes() + logits)
-            head = model.linears[model.anatomy.head].numel
-            operations += sum(8.0 * tokens * model.block_numel(i) for i in range(blocks)) + 6.0 * tokens * head
+            operations += 8.0 * tokens * sum(model.block_numels) + 6.0 * tokens * model.head.numel
             kept += (blocks + 2) * hidden
         if not self._is_even:
-            head = model.linears[model.anatomy.head].numel
-            operations += sum(10.0 * tokens * model.block_numel(i) for i in range(blocks)) + 6.0 * tokens * head
+            operations += 10.0 * tokens * sum(model.block_numels) + 6.0 * tokens * model.head.numel
             operations += MOST_LEVELS * len(axis.readers) * (2.0 * tokens * columns * hidden + columns**3)
             logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
             changes = MOST_LEVELS * len(axis.readers) // blocks * columns * hidden * itemsize
@@ -221,7 +219,7 @@ class PreparedUnits(PreparedStep):
         shuffled = {reader: torch.randperm(axis.units, generator=generator) for reader in axis.readers}
         if not computes_the_same(model, slice_width(model, axis, shuffled), context):
             raise SmeltError(
-                f"{self._where}: {type(model.skeleton.model).__name__} arranges its {axis.noun} in a way that Smelt does"
+                f"{self._where}: {model.architecture} arranges its {axis.noun} in a way that Smelt does"
                 " not follow; they cannot be pruned"
             )
 

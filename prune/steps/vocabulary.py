@@ -86,8 +86,7 @@ class PreparedVocabulary(PreparedStep):
     def _smaller(self, kept: list[int]) -> OpenModel:
         model = self.model
         changes = renumbered(model.directory.config_data(), {old: number for number, old in enumerate(kept)})
-        directory = replace(model.directory, changes={**model.directory.changes, **changes})
-        renamed = OpenModel(directory, model.weights, is_edited=model.is_edited)
+        renamed = OpenModel(model.directory.changed(changes), model.weights, is_edited=model.is_edited)
         return slice_width(renamed, replace(self._axis, pinned={}), {"": torch.tensor(kept)})
 
     def _used(self) -> list[int]:

@@ -77,10 +77,8 @@ class PreparedWeights(PreparedStep):
         # lm_head is excluded: it may be tied to the embedding.
         self._facts = [
             facts
-            for facts in model.linears.values()
-            if facts.name != model.anatomy.head
-            and named(facts, settings.targets, model)
-            and not named(facts, settings.ignore, model)
+            for facts in model.block_linears
+            if named(facts, settings.targets, model) and not named(facts, settings.ignore, model)
         ]
         raise_problems(self._problems())
         self.reads_text = [
@@ -156,9 +154,9 @@ class PreparedWeights(PreparedStep):
                     sequential += columns
             batch = max(BATCH_TOKENS, length)
             passing = batch * (2 * max(f.rows for f in facts) + 2 * max(f.columns for f in facts)) * itemsize
-            memory = max(memory, model.block_numel(index) * itemsize + max(largest, passing))
+            memory = max(memory, model.block_numels[index] * itemsize + max(largest, passing))
             operations += {"uniform": 3.0, "owl": 5.0, "sensitivity": 12.0}[self.settings.allocation] * (
-                model.block_numel(index) * tokens
+                model.block_numels[index] * tokens
             )
             tails = [model.linears[f"{anatomy.name}.{tail.linear}"].columns for tail in anatomy.tails]
             kept = max(kept, model.skeleton.hidden_size + sum(tails))

@@ -96,14 +96,13 @@ class Axis:
 
     def with_units(self, directory: ModelDirectory, units: int) -> ModelDirectory:
         """A model directory with this number in its configuration."""
-        return replace(directory, changes={**directory.changes, **self.pinned, **self._counted(units)})
+        return directory.changed({**self.pinned, **self._counted(units)})
 
     def with_units_of_blocks(self, directory: ModelDirectory, units: Sequence[int]) -> ModelDirectory:
         """A model directory with these numbers by block; only loaders that know ``layer_sizes`` can load it."""
         known = directory.config_data().get(LAYER_SIZES) or [{}] * len(units)
         sizes = [{**other, **self._counted(own)} for other, own in zip(known, units, strict=True)]
-        changes = {**directory.changes, **self.pinned, **self._counted(max(units))}
-        return replace(directory, changes={**changes, **config_fields(sizes)})
+        return self.with_units(directory, max(units)).changed(config_fields(sizes))
 
     def _counted(self, units: int) -> dict[str, int]:
         return {name: units * each for name, each in self.fields.items()}
@@ -128,7 +127,9 @@ def feed_forward(model: OpenModel, *, alike: bool = True) -> Axis:
             continue
         try:
             if width <= _LESS:
-                raise SmeltError(f"{_kind(model)}: its feed-forward layers have {width} channels, too few to prune")
+                raise SmeltError(
+                    f"{model.architecture}: its feed-forward layers have {width} channels, too few to prune"
+                )
             multiple = _SMALL_MULTIPLE if width < _SMALL else _MULTIPLE
             axis = Axis("feed-forward channels", width, multiple, {name: 1}, {})
             if alike:
@@ -137,7 +138,7 @@ def feed_forward(model: OpenModel, *, alike: bool = True) -> Axis:
         except _NothingReadsError as error:  # a field that this architecture only inherits
             refused = refused or error
     raise refused or SmeltError(
-        f"{_kind(model)}: config.json does not give the number of feed-forward channels ({', '.join(_CHANNELS)}), so they"
+        f"{model.architecture}: config.json does not give the number of feed-forward channels ({', '.join(_CHANNELS)}), so they"
         " cannot be pruned"
     )
 
@@ -153,16 +154,16 @@ def heads(model: OpenModel) -> Axis:
     groups = getattr(config, "num_key_value_heads", None) or queries
     if not isinstance(queries, int) or not isinstance(groups, int):
         raise SmeltError(
-            f"{_kind(model)}: config.json does not give the number of attention heads, so they cannot be pruned"
+            f"{model.architecture}: config.json does not give the number of attention heads, so they cannot be pruned"
         )
     if queries % groups:
         raise SmeltError(
-            f"{_kind(model)}: {queries} query heads do not divide by {groups} key-value heads, so no whole"
+            f"{model.architecture}: {queries} query heads do not divide by {groups} key-value heads, so no whole"
             " group can be pruned"
         )
     if groups == 1:
         raise SmeltError(
-            f"{_kind(model)}: all its query heads share one key-value head, which cannot be pruned;"
+            f"{model.architecture}: all its query heads share one key-value head, which cannot be pruned;"
             " prune other structures"
         )
     fields = {_spelled(model, "num_attention_heads"): queries // groups}
@@ -181,7 +182,7 @@ def _without_norms(model: OpenModel, axis: Axis) -> Axis:
             module, _, kind = name.rpartition(".")
             if kind == "weight" and model.skeleton.model.get_parameter(name).dim() == 1:
                 raise SmeltError(
-                    f"{_kind(model)}: {module} norms {axis.noun} together, so that without some of them it would scale the others"
+                    f"{model.architecture}: {module} norms {axis.noun} together, so that without some of them it would scale the others"
                     " otherwise; prune other structures"
                 )
     return axis
@@ -200,12 +201,14 @@ def hidden(model: OpenModel) -> Axis:
         pinned["head_dim"] = getattr(config, "head_dim", None) or width // queries
     multiple = _SMALL_MULTIPLE if width < _SMALL else _MULTIPLE
     if width <= multiple:
-        raise SmeltError(f"{_kind(model)}: its residual stream has {width} channels, too few to prune")
+        raise SmeltError(f"{model.architecture}: its residual stream has {width} channels, too few to prune")
     axis = Axis("channels of the residual stream", width, multiple, {_spelled(model, "hidden_size"): 1}, {}, pinned)
     spans = _changing(model, axis, _possible_loss(model, axis))
     embedding = f"{model.skeleton.embedding_name}.weight"
     if embedding not in spans:
-        raise SmeltError(f"{_kind(model)}: {embedding} does not follow hidden_size, so {axis.noun} cannot be pruned")
+        raise SmeltError(
+            f"{model.architecture}: {embedding} does not follow hidden_size, so {axis.noun} cannot be pruned"
+        )
     return replace(axis, readers={"": spans})
 
 
@@ -221,37 +224,35 @@ def vocabulary(model: OpenModel) -> Axis:
     axis = Axis("tokens", model.vocabulary(), 1, {_spelled(model, "vocab_size"): 1}, {}, named)
     spans = _changing(model, axis, 1)
     if f"{model.skeleton.embedding_name}.weight" not in spans:
-        raise SmeltError(f"{_kind(model)}: its embedding does not follow vocab_size, so {axis.noun} cannot be pruned")
+        raise SmeltError(
+            f"{model.architecture}: its embedding does not follow vocab_size, so {axis.noun} cannot be pruned"
+        )
     return replace(axis, readers={"": spans})
 
 
 def possible_units(model: OpenModel, axis: Axis) -> list[int]:
     """The smaller numbers that the architecture's configuration allows."""
     numbers = range(axis.multiple, axis.units, axis.multiple)
-    return [units for units in numbers if _builds(model, axis, units) is not None]
+    return [units for units in numbers if is_possible(model, axis, units)]
 
 
 def is_possible(model: OpenModel, axis: Axis, units: int) -> bool:
     """Whether the architecture's configuration allows this number."""
-    return _builds(model, axis, units) is not None
+    try:
+        Skeleton.of(axis.with_units(model.directory, units))
+    except SmeltError:
+        return False
+    return True
 
 
 def _possible_loss(model: OpenModel, axis: Axis) -> int:
     """The fewest that can be removed: some configurations need a hidden size divisible by the number of heads."""
     for less in range(axis.multiple, axis.units, axis.multiple):
-        if _builds(model, axis, axis.units - less) is not None:
+        if is_possible(model, axis, axis.units - less):
             return less
     raise SmeltError(
-        f"{_kind(model)}: its configuration allows no smaller {' and '.join(axis.fields)}; prune other structures"
+        f"{model.architecture}: its configuration allows no smaller {' and '.join(axis.fields)}; prune other structures"
     )
-
-
-def _builds(model: OpenModel, axis: Axis, units: int) -> Skeleton | None:
-    directory = axis.with_units(model.directory, units)
-    try:
-        return Skeleton.build(directory.config(), torch.float32, trust_remote_code=directory.trust_remote_code)
-    except SmeltError:
-        return None
 
 
 def _grouped(model: OpenModel, axis: Axis, less: int) -> dict[str, dict[str, Span]]:
@@ -265,18 +266,20 @@ def _grouped(model: OpenModel, axis: Axis, less: int) -> dict[str, dict[str, Spa
     if not readers:
         names = ", ".join(axis.fields)
         raise _NothingReadsError(
-            f"{_kind(model)}: no linear's inputs change with {names}, so {axis.noun} cannot be pruned"
+            f"{model.architecture}: no linear's inputs change with {names}, so {axis.noun} cannot be pruned"
         )
     found: dict[str, dict[str, Span]] = {reader: {} for reader in readers}
     for name, span in spans.items():
         near = [reader for reader in readers if name.startswith(f"{reader.rpartition('.')[0]}.")]
         if not near:
-            raise SmeltError(f"{_kind(model)}: {name} has {axis.noun} that no linear beside it reads")
+            raise SmeltError(f"{model.architecture}: {name} has {axis.noun} that no linear beside it reads")
         found[max(near, key=len)][name] = span
     counts = {len(of) for of in found.values()}
     per_unit = {spans[f"{reader}.weight"].parts[0] for reader in readers}
     if len(per_unit) > 1 or min(counts) < 2:
-        raise SmeltError(f"{_kind(model)}: its layers differ in their {axis.noun} in a way that Smelt does not follow")
+        raise SmeltError(
+            f"{model.architecture}: its layers differ in their {axis.noun} in a way that Smelt does not follow"
+        )
     return found
 
 
@@ -284,7 +287,7 @@ def _check_alike(model: OpenModel, axis: Axis) -> None:
     """Check that no earlier step left different numbers of units in blocks."""
     if _differs(model, axis):
         raise SmeltError(
-            f"{_kind(model)}: its blocks differ in their {axis.noun} already ({LAYER_SIZES} in config.json), so they cannot"
+            f"{model.architecture}: its blocks differ in their {axis.noun} already ({LAYER_SIZES} in config.json), so they cannot"
             " be pruned again; prune them in one step"
         )
 
@@ -297,16 +300,14 @@ def _differs(model: OpenModel, axis: Axis) -> bool:
 def _changing(model: OpenModel, axis: Axis, less: int) -> dict[str, Span]:
     """Every parameter whose shape depends on the number of units."""
     directory, whole = model.directory, model.skeleton
-    trust = directory.trust_remote_code
     if _differs(model, axis):  # different numbers by block hide which shapes depend on them
-        directory = replace(directory, changes={**directory.changes, LAYER_SIZES: None})
-        whole = Skeleton.build(directory.config(), torch.float32, trust_remote_code=trust)
-    directory = axis.with_units(directory, axis.units - less)
+        directory = directory.changed({LAYER_SIZES: None})
+        whole = Skeleton.of(directory)
     try:
-        smaller = Skeleton.build(directory.config(), torch.float32, trust_remote_code=trust).parameters()
+        smaller = Skeleton.of(axis.with_units(directory, axis.units - less)).parameters()
     except SmeltError as error:
         raise SmeltError(
-            f"{_kind(model)}: {', '.join(axis.fields)} cannot be made smaller by {less} ({error})"
+            f"{model.architecture}: {', '.join(axis.fields)} cannot be made smaller by {less} ({error})"
         ) from None
     found: dict[str, Span] = {}
     sizes: dict[str, tuple[int, int]] = {}
@@ -319,7 +320,7 @@ def _changing(model: OpenModel, axis: Axis, less: int) -> dict[str, Span]:
         size, rest = divmod(before - after, less)
         if len(changed) > 1 or rest or size * axis.units != before:
             raise SmeltError(
-                f"{_kind(model)}: {', '.join(axis.fields)} changes {name} in a way that Smelt does not follow"
+                f"{model.architecture}: {', '.join(axis.fields)} changes {name} in a way that Smelt does not follow"
             )
         sizes[name] = changed[0], size
     # Queries, keys and values may be fused in one matrix: then it is the only one that computes heads.
@@ -349,7 +350,3 @@ def _is_column(model: OpenModel, name: str, dim: int) -> bool:
 
 def _spelled(model: OpenModel, name: str) -> str:
     return model.config.attribute_map.get(name, name)
-
-
-def _kind(model: OpenModel) -> str:
-    return type(model.skeleton.model).__name__

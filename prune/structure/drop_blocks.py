@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ...models.checkpoint.weights import ChangedWeights
@@ -43,11 +41,11 @@ def drop_blocks(model: OpenModel, removed: Iterable[int], *, merging: bool = Fal
     if merging:
         _check_merging(model, kept)
     weights = _FewerBlocks(model, kept, merging=merging)
-    directory = replace(model.directory, changes={**model.directory.changes, **_config_changes(model, kept)})
+    directory = model.directory.changed(_config_changes(model, kept))
     moved = _becomes_another(model, directory, kept)
     if moved is not None:
         raise SmeltError(
-            f"{type(model.skeleton.model).__name__}: block {moved} would move to where config.json makes blocks of another"
+            f"{model.architecture}: block {moved} would move to where config.json makes blocks of another"
             " kind; remove a multiple of its pattern's period"
         )
     return OpenModel(directory, weights, is_edited=model.is_edited)
@@ -57,13 +55,13 @@ def can_lose(model: OpenModel, removed: Iterable[int]) -> bool:
     """Whether ``config.json`` can express the model without some blocks."""
     gone = set(removed)
     kept = [index for index in range(len(model.anatomy.blocks)) if index not in gone]
-    directory = replace(model.directory, changes={**model.directory.changes, **_config_changes(model, kept)})
+    directory = model.directory.changed(_config_changes(model, kept))
     return _becomes_another(model, directory, kept) is None
 
 
 def _becomes_another(model: OpenModel, directory: ModelDirectory, kept: list[int]) -> int | None:
     """The first block that would be of another kind in the smaller model; None if there is none."""
-    skeleton = Skeleton.build(directory.config(), torch.float32, trust_remote_code=directory.trust_remote_code)
+    skeleton = Skeleton.of(directory)
     for number, index in enumerate(kept):
         if _traits(skeleton.blocks[number]) != _traits(model.skeleton.blocks[index]):
             return index
@@ -81,7 +79,7 @@ def _check_merging(model: OpenModel, kept: list[int]) -> None:
         for other in _behind(index, kept, len(model.anatomy.blocks)):
             if model.block_shape(index) != model.block_shape(other):
                 raise SmeltError(
-                    f"{type(model.skeleton.model).__name__}: block {index} cannot be merged with block {other}, which has other"
+                    f"{model.architecture}: block {index} cannot be merged with block {other}, which has other"
                     " tensors; remove update: merge"
                 )
 
@@ -93,7 +91,7 @@ def _config_changes(model: OpenModel, kept: list[int]) -> dict[str, Any]:
     stored = config.to_dict()
     if stored.get(field) != depth:
         raise SmeltError(
-            f"{type(model.skeleton.model).__name__}: config.json does not give the number of blocks as {field},"
+            f"{model.architecture}: config.json does not give the number of blocks as {field},"
             " so Smelt cannot make it smaller"
         )
     changes: dict[str, Any] = {field: len(kept)}

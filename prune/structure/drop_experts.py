@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from ...models.checkpoint.weights import ChangedWeights
@@ -45,7 +44,7 @@ class ExpertLayers:
         Raises:
             SmeltError: the model has none, or their layout is not supported.
         """
-        kind, stored = type(model.skeleton.model).__name__, model.config.to_dict()
+        kind, stored = model.architecture, model.config.to_dict()
         modules = {
             index: f"{anatomy.name}.{path}"
             for index, anatomy in enumerate(model.anatomy.blocks)
@@ -68,16 +67,15 @@ class ExpertLayers:
 
     def with_count(self, directory: ModelDirectory, count: int) -> ModelDirectory:
         """A model directory with this number in its configuration."""
-        return replace(directory, changes={**directory.changes, self.field: count})
+        return directory.changed({self.field: count})
 
     def _routing(self, model: OpenModel) -> dict[str, int]:
-        kind = type(model.skeleton.model).__name__
-        directory = self.with_count(model.directory, self.count - 1)
+        kind = model.architecture
         try:
-            fewer = Skeleton.build(directory.config(), torch.float32, trust_remote_code=directory.trust_remote_code)
+            smaller = Skeleton.of(self.with_count(model.directory, self.count - 1)).parameters()
         except SmeltError as error:
             raise SmeltError(f"{kind}: {self.field} cannot be made smaller ({error})") from None
-        smaller, found = fewer.parameters(), dict[str, int]()
+        found = dict[str, int]()
         for name, parameter in model.skeleton.parameters().items():
             if name not in smaller:
                 continue  # the last expert's

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -94,7 +93,7 @@ class BlockParts:
         self.noun, self.plural = f"{noun} of block", f"{noun}s of blocks"
         self._closing = closing_linears(model, kind)
         others = closing_linears(model, _OTHER[kind])
-        name = type(model.skeleton.model).__name__
+        name = model.architecture
         for index in range(len(model.anatomy.blocks)):
             if set(self._closing[index]) & set(others[index]):
                 raise SmeltError(f"{name}: block {index} has one output matrix for attention and feed-forward")
@@ -123,7 +122,7 @@ class BlockParts:
             for leaf in ("weight", "bias")
         }
         zero = {model.names[name] for name in closing if name in model.names}
-        directory = replace(model.directory, changes={**model.directory.changes, LAYER_PARTS: parts})
+        directory = model.directory.changed({LAYER_PARTS: parts})
         return OpenModel(directory, _SomeZero(model.weights, zero), is_edited=model.is_edited)
 
 
@@ -152,8 +151,7 @@ def closing_linears(model: OpenModel, kind: str) -> list[tuple[str, ...]]:
             inside = [linear for linear in linears if f"{anatomy.name}.{linear}.weight" not in feeding]
         if not inside:
             raise SmeltError(
-                f"{type(model.skeleton.model).__name__}: Smelt does not find the attention of block {index}, so it"
-                " cannot be removed"
+                f"{model.architecture}: Smelt does not find the attention of block {index}, so it cannot be removed"
             )
         found.append((inside[-1],))
     return found
@@ -178,7 +176,7 @@ def check_parts(model: OpenModel, streamed: StreamedModel, tokens: Tensor) -> No
                 same = torch.equal(streamed.call(index, hidden).run(block, hidden.clone()), hidden)
             if not same:
                 raise SmeltError(
-                    f"{type(model.skeleton.model).__name__}: its blocks do more than add attention and a feed-forward"
+                    f"{model.architecture}: its blocks do more than add attention and a feed-forward"
                     " part, so these cannot be removed separately"
                 )
 

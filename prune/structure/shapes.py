@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ...models.structure.open_model import OpenModel
 from ...runtime.measure.shape_time import ModelShape, decode_seconds
@@ -120,13 +121,13 @@ class Costs:
         self._seconds: dict[tuple[str, int, int], list[float]] = {}
         for hidden in grid.levels["hidden"]:
             one = self._smaller("hidden", model, hidden)
-            blocks = self._blocks[hidden] = _block_numels(one)
+            blocks = self._blocks[hidden] = one.block_numels
             self._around[hidden] = parameters_of(one) - sum(blocks)
             if rotated and model.is_tied and hidden < grid.whole.hidden:
                 self._around[hidden] += model.vocabulary() * hidden
             for name in ("heads", "ffn"):
                 for size in grid.levels[name]:
-                    smaller = _block_numels(self._smaller(name, one, size))
+                    smaller = self._smaller(name, one, size).block_numels
                     self._saved[name, hidden, size] = [a - b for a, b in zip(blocks, smaller, strict=True)]
 
     def parameters(self, sizes: Sizes) -> int:
@@ -209,10 +210,6 @@ def parameters_of(model: OpenModel) -> int:
     return sum(math.prod(model.weights.info(name).shape) for name in model.weights.names())
 
 
-def _block_numels(model: OpenModel) -> list[int]:
-    return [model.block_numel(index) for index in range(len(model.anatomy.blocks))]
-
-
 def _alike(model: OpenModel) -> list[list[int]]:
     """Blocks by kind."""
     found: dict[object, list[int]] = {}
@@ -226,40 +223,29 @@ def timing_bytes(model: OpenModel, grid: SizeGrid, batch: int, context: int) -> 
     shapes = 1 + 2 * len(grid.levels["heads"]) + len(grid.levels["ffn"])
     blocks = min(grid.whole.blocks, _TIMED_BLOCKS)
     around = 3 * model.embedding_bytes()
-    values = {name: facts.rows for name, facts in model.linears.items() if name != model.anatomy.head}
-    cache = 2 * batch * context * min(values.values()) * model.dtype.itemsize
+    cache = 2 * batch * context * min(facts.rows for facts in model.block_linears) * model.dtype.itemsize
     attending = 1 + len(grid.levels["heads"]) * (2 + blocks) + len(grid.levels["ffn"])
     return shapes * (around + (blocks + 1) * model.largest_block() * model.dtype.itemsize) + attending * cache
 
 
 def shape_of(model: OpenModel) -> ModelShape:
     """The shape of a model, without the output matrices of removed parts."""
-    parts = getattr(model.config, LAYER_PARTS, None)
-    gone: set[str] = set()
-    if parts is not None:
-        for kind in ("attention", "mlp"):
-            for anatomy, part, names in zip(model.anatomy.blocks, parts, closing_linears(model, kind), strict=True):
-                if part not in ("all", kind):
-                    gone |= {model.names[f"{anatomy.name}.{name}.weight"] for name in names}
-    names = model.weights.names()
-    return ModelShape(model.config, {name: model.weights.info(name).shape for name in names if name not in gone})
+    return _shape(model, model.config, getattr(model.config, LAYER_PARTS, None))
 
 
 def _part_shape(model: OpenModel, left: Mapping[int, str]) -> ModelShape:
     """The shape of a model in which some blocks have one part, and the others none."""
-    parts = [left.get(index, "none") for index in range(len(model.anatomy.blocks))]
     config = model.directory.config()
+    parts = [left.get(index, "none") for index in range(len(model.anatomy.blocks))]
     setattr(config, LAYER_PARTS, parts)
-    closing = _closing(model, parts)
+    return _shape(model, config, parts)
+
+
+def _shape(model: OpenModel, config: Any, parts: list[str] | None) -> ModelShape:
+    gone: set[str] = set()
+    for kind in ("attention", "mlp") if parts is not None else ():
+        for anatomy, part, names in zip(model.anatomy.blocks, parts or (), closing_linears(model, kind), strict=True):
+            if part not in ("all", kind):
+                gone |= {model.names[f"{anatomy.name}.{name}.weight"] for name in names}
     names = model.weights.names()
-    return ModelShape(config, {name: model.weights.info(name).shape for name in names if name not in closing})
-
-
-def _closing(model: OpenModel, parts: list[str]) -> set[str]:
-    """Output matrices of removed parts."""
-    found: set[str] = set()
-    for kind in ("attention", "mlp"):
-        for anatomy, part, names in zip(model.anatomy.blocks, parts, closing_linears(model, kind), strict=True):
-            if part != kind:
-                found |= {model.names[f"{anatomy.name}.{name}.weight"] for name in names}
-    return found
+    return ModelShape(config, {name: model.weights.info(name).shape for name in names if name not in gone})

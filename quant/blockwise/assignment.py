@@ -109,7 +109,7 @@ class Assignment:
                 Problem(
                     f"{self._where}.targets",
                     f"this model's weights are {strange[0]} modules, which transformers does not load from"
-                    f" compressed-tensors checkpoints; {type(model.skeleton.model).__name__} cannot be quantized yet",
+                    f" compressed-tensors checkpoints; {model.architecture} cannot be quantized yet",
                 )
             )
         odd = [name for name, t in chosen.items() if model.linears[name].columns % t.options.columns_together]

@@ -27,14 +27,9 @@ EMBEDDING = Scheme(
 SLICE = 4096
 
 
-def embedding_key(model: OpenModel) -> str:
-    """The name of the input embedding's weight in the checkpoint."""
-    return model.names[f"{model.skeleton.embedding_name}.weight"]
-
-
 def embedding_saving(model: OpenModel) -> int:
     """Bytes that rounding the embedding saves in a checkpoint."""
-    table = model.weights.info(embedding_key(model))
+    table = model.weights.info(model.embedding_key)
     return table.nbytes - EMBEDDING.stored_bytes(table.shape[0], table.shape[1], table.dtype.itemsize)
 
 
@@ -46,7 +41,7 @@ def round_embedding(model: OpenModel, tokens: Tensor | None, part: Path) -> None
         tokens: the calibration text; a token's error is weighted by its count there, or by one if no text was read.
         part: the file to write.
     """
-    key = embedding_key(model)
+    key = model.embedding_key
     table, stored = model.weights.load(key), model.weights.info(key).dtype
     often = torch.ones(len(table), dtype=torch.float64)
     if tokens is not None:

@@ -69,15 +69,14 @@ def learning_cost(model: OpenModel, residual: Residual, steps: int, tokens: int)
     width = model.skeleton.hidden_size
     tokens = min(tokens, _TOKENS)
     rows = min(_SAMPLE_NUMBERS // width, 2 * len(residual.blocks) * SAMPLE_ROWS)
-    blocks = [model.block_numel(index) for index in range(len(residual.blocks))]
     # A step multiplies its rows forwards and backwards, solves for Cayley's transform and multiplies by it.
     step = 3 * 2 * min(rows, 2048) * width**2 + 8 * width**3
     heads = sum(3 * 2 * SAMPLE_ROWS * width * block.heads.width for block in residual.blocks if block.heads)
     memory = 4 * (2 * rows * width + 4 * 2048 * width) + 8 * 6 * width**2
     return Cost(
-        max(memory, 4 * 4 * max(blocks)),
+        max(memory, 4 * 4 * model.largest_block()),
         4 * (tokens + rows) * width,
-        steps * (step + heads) + 2 * 2 * sum(blocks) * tokens,
+        steps * (step + heads) + 2 * 2 * sum(model.block_numels) * tokens,
     )
 
 

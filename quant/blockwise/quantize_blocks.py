@@ -382,7 +382,7 @@ class BlockQuantizer(BlockJob):
         return {prefix + name: tensor for name, tensor in rounding.stored().items()}
 
     def _head(self, store: ActivationStore) -> BlockResult:
-        facts = self._model.linears[self._model.anatomy.head]
+        facts = self._model.head
         treatment = self._chosen[facts.name]
         tokens, processes = self._context.tokens.numel(), self._context.processes
         head = self._streamed.head()

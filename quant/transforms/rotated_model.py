@@ -104,9 +104,7 @@ class RotatedWeights(ChangedWeights):
         self._residual = residual
         self._rotation = rotation
         self._name_of = {key: name for name, key in model.names.items()}
-        skeleton = model.skeleton
-        self._embedding = model.names[f"{skeleton.embedding_name}.weight"]
-        self._head = model.names[f"{skeleton.head_name}.weight"]
+        self._embedding, self._head = model.embedding_key, model.names[f"{model.skeleton.head_name}.weight"]
 
     def load(self, name: str) -> Tensor:
         """A tensor, edited."""

@@ -124,7 +124,7 @@ def _shorter(directory: ModelDirectory, depth: int) -> ModelDirectory:
         for name, value in data.items()
         if isinstance(value, list) and len(value) == layers and "token_id" not in name
     }
-    return replace(directory, changes={**directory.changes, **lists, field: depth})
+    return directory.changed({**lists, field: depth})
 
 
 def _of_all(layers: int, depths: Sequence[int], speeds: Sequence[tuple[float, float]], prompt: int) -> MeasuredSpeed:
