@@ -9,10 +9,10 @@ distinct factors and look for exactly those factors at L's input. It sees throug
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,9 @@ from .anatomy import BlockAnatomy, SharedInput, is_linear
 from .block_calls import BlockCall, block_calls, holding
 from .skeleton import Skeleton
 
+TOKENS = 5  # of an experiment
 _TOLERANCE = 1e-6
-_TOKENS = 5
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,7 @@ def find_feeders(skeleton: Skeleton, anatomy: BlockAnatomy) -> dict[SharedInput,
         None for a group where nothing feeds it channel by channel: it reads the residual stream, or a
         function in between does not commute with scaling.
     """
-    index = int(anatomy.name.rpartition(".")[2])
-    block = skeleton.blocks[index]
-    call = block_calls(skeleton, 1, _TOKENS, torch.float32)[index].map(
-        lambda t: t.double() if t.is_floating_point() else t
-    )
-    with torch.no_grad(), holding(skeleton.model, random_weights(block, anatomy.name)):
+    with experiment(skeleton, anatomy) as (block, call):
         heads = getattr(skeleton.model.config, "num_attention_heads", 1)
         return _experiment(block, call, anatomy, skeleton.hidden_size, heads)
 
@@ -62,7 +58,7 @@ def _experiment(
     block: nn.Module, call: BlockCall, anatomy: BlockAnatomy, width: int, heads: int
 ) -> dict[SharedInput, FeederModule | None]:
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(1, _TOKENS, width, generator=generator, dtype=torch.float64)
+    hidden = torch.randn(1, TOKENS, width, generator=generator, dtype=torch.float64)
     with all_experts(block):
         plain = group_inputs(block, call, hidden, anatomy)
         found: dict[SharedInput, FeederModule | None] = dict.fromkeys(anatomy.groups)
@@ -81,7 +77,7 @@ def _experiment(
             for part in _parts(size, set(inputs.values()), heads if kind == "linear" else 0):
                 factors = torch.ones(size, dtype=torch.float64)
                 factors[part] = 0.5 + torch.rand(len(part), generator=generator, dtype=torch.float64)
-                with _scaled_output(module, factors):
+                with module.register_forward_hook(lambda _, args, out, by=factors: out * by):  # type: ignore[operator]
                     scaled = group_inputs(block, call, hidden, anatomy)
                 for group in inputs:
                     channels = _match(plain[group], scaled[group], factors, part)
@@ -90,34 +86,42 @@ def _experiment(
     return found
 
 
+@contextmanager
+def experiment(skeleton: Skeleton, anatomy: BlockAnatomy) -> Iterator[tuple[nn.Module, BlockCall]]:
+    """A block with random weights in float64, and how its model calls it for a few tokens."""
+    index = int(anatomy.name.rpartition(".")[2])
+    block, call = skeleton.blocks[index], block_calls(skeleton, 1, TOKENS, torch.float32)[index]
+    weights = {f"{anatomy.name}.{name}": _random(parameter) for name, parameter in block.state_dict().items()}
+    with torch.no_grad(), holding(skeleton.model, weights):
+        yield block, call.map(lambda t: t.double() if t.is_floating_point() else t)
+
+
+def inputs_of(modules: Mapping[Key, nn.Module], block: nn.Module, call: BlockCall, hidden: Tensor) -> dict[Key, Tensor]:
+    """What some modules of a block read, as rows."""
+    seen: dict[Key, Tensor] = {}
+    with ExitStack() as hooks:
+        for key, module in modules.items():
+
+            def note(_: nn.Module, args: tuple[Any, ...], key: Key = key) -> None:
+                seen[key] = args[0].reshape(-1, args[0].shape[-1]).clone()
+
+            hooks.enter_context(module.register_forward_pre_hook(note))
+        call.run(block, hidden.clone())
+    return seen
+
+
 def group_inputs(block: nn.Module, call: BlockCall, hidden: Tensor, anatomy: BlockAnatomy) -> dict[SharedInput, Tensor]:
     """What each group of linears reads, as rows."""
-    seen: dict[SharedInput, Tensor] = {}
-    handles = []
-    for group in anatomy.groups:
-        module = block.get_submodule(group.linears[0])
-        handles.append(
-            module.register_forward_pre_hook(
-                lambda _, args, group=group: seen.__setitem__(group, args[0].reshape(-1, args[0].shape[-1]).clone())  # type: ignore[arg-type]
-            )
-        )
-    try:
-        call.run(block, hidden.clone())
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen
+    modules = {group: block.get_submodule(group.linears[0]) for group in anatomy.groups}
+    return inputs_of(modules, block, call, hidden)
 
 
 def _output_size(block: nn.Module, call: BlockCall, hidden: Tensor, module: nn.Module) -> int | None:
     sizes: list[int] = []
-    handle = module.register_forward_hook(
+    with module.register_forward_hook(
         lambda _, args, out: sizes.append(out.shape[-1]) if isinstance(out, Tensor) else None
-    )
-    try:
+    ):
         call.run(block, hidden.clone())
-    finally:
-        handle.remove()
     return sizes[0] if sizes else None
 
 
@@ -154,15 +158,6 @@ def _match(plain: Tensor, scaled: Tensor, factors: Tensor, part: Tensor) -> Tens
 
 
 @contextmanager
-def _scaled_output(module: nn.Module, factors: Tensor) -> Iterator[None]:
-    handle = module.register_forward_hook(lambda _, args, out: out * factors)  # type: ignore[operator]
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
 def all_experts(block: nn.Module) -> Iterator[None]:
     """Send every token to every expert, so that all are seen and scaling cannot change the route."""
 
@@ -172,19 +167,11 @@ def all_experts(block: nn.Module) -> Iterator[None]:
         everywhere = torch.arange(len(module)).expand(hidden.shape[0], -1)
         return hidden, everywhere, torch.full(everywhere.shape, 1 / len(module), dtype=hidden.dtype)
 
-    handles = [
-        module.register_forward_pre_hook(route) for module in block.modules() if isinstance(module, SplitExperts)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for module in block.modules():
+            if isinstance(module, SplitExperts):
+                hooks.enter_context(module.register_forward_pre_hook(route))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def random_weights(block: nn.Module, prefix: str) -> dict[str, Tensor]:
-    """Weights for a block to experiment with, float64, by full name."""
-    return {f"{prefix}.{name}": _random(parameter) for name, parameter in block.state_dict().items()}
 
 
 def _random(parameter: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ passes start the part from there. All passes together then cost little more than
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -146,19 +146,15 @@ class BlockPasses:
 
             return hook
 
-        handles = [
-            self.block.get_submodule(group.linears[0]).register_forward_pre_hook(hook_of(group, collector))
-            for group, collector in collectors.items()
-        ]
-        try:
+        with ExitStack() as hooks:
+            for group, collector in collectors.items():
+                module = self.block.get_submodule(group.linears[0])
+                hooks.enter_context(module.register_forward_pre_hook(hook_of(group, collector)))
             for batch in self._store.batches():
                 current[:] = [batch]
                 hidden = self._store.read(batch)
                 with suppress(_SeenEnough), self._shortcuts(batch):
                     self._call(hidden).run(self.block, hidden)
-        finally:
-            for handle in handles:
-                handle.remove()
         self._kept |= self._filling  # complete only after every batch
         self._filling.clear()
 
@@ -252,15 +248,12 @@ def observe_head(
             head(hidden)
         return seen[0]
 
-    handle = module.register_forward_pre_hook(hook)
-    try:
+    with module.register_forward_pre_hook(hook):
         for batch in store.batches():
             if unrounded is None:
                 collector.add(read(store.read(batch)))
             else:
                 add_compared(collector, read(store.read(batch)), read(unrounded.read(batch)), rounding)
-    finally:
-        handle.remove()
     return collector.result(processes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
@@ -31,16 +31,11 @@ class RoundedActivations:
     @contextmanager
     def to_block(self, prefix: str, block: nn.Module) -> Iterator[None]:
         """Round the inputs of a block's linears."""
-        hooks = [
-            quantize_inputs(block.get_submodule(name.removeprefix(prefix)), rounding)
-            for name, rounding in self._inputs.items()
-            if name.startswith(prefix)
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, rounding in self._inputs.items():
+                if name.startswith(prefix):
+                    hooks.enter_context(quantize_inputs(block.get_submodule(name.removeprefix(prefix)), rounding))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def to_call(self, index: int, call: BlockCall) -> BlockCall:
         """Give a block a cache that rounds."""

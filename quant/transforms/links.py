@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ...models.structure.anatomy import BlockAnatomy, SharedInput, is_linear
-from ...models.structure.block_calls import BlockCall, block_calls, holding
-from ...models.structure.feeders import all_experts, find_feeders, group_inputs, random_weights
+from ...models.structure.block_calls import BlockCall
+from ...models.structure.feeders import TOKENS, all_experts, experiment, find_feeders, group_inputs, inputs_of
 from ...models.structure.open_model import OpenModel
 from ...models.structure.skeleton import Skeleton
 from ..layer_stats import LayerStats
 from .link import Feeder, Link, Reader, Readers
 
-_TOKENS = 5
 # Norms compute in float32 whatever they are given, and Gemma's multiplies by its weight there.
 _TOLERANCE = 1e-6
 
@@ -63,17 +62,12 @@ def links_of(model: OpenModel, index: int) -> tuple[LinkNames, ...]:
 def find_links(skeleton: Skeleton, anatomy: BlockAnatomy) -> tuple[LinkNames, ...]:
     """All links of a block, in the order in which their readers run. No weights are read."""
     feeders = find_feeders(skeleton, anatomy)
-    index = int(anatomy.name.rpartition(".")[2])
-    block = skeleton.blocks[index]
-    call = block_calls(skeleton, 1, _TOKENS, torch.float32)[index].map(
-        lambda t: t.double() if t.is_floating_point() else t
-    )
     generator = torch.Generator().manual_seed(1)
-    hidden = torch.randn(1, _TOKENS, skeleton.hidden_size, generator=generator, dtype=torch.float64)
-    with torch.no_grad(), holding(skeleton.model, random_weights(block, anatomy.name)):
+    hidden = torch.randn(1, TOKENS, skeleton.hidden_size, generator=generator, dtype=torch.float64)
+    with experiment(skeleton, anatomy) as (block, call):
         with all_experts(block):
             inputs = group_inputs(block, call, hidden, anatomy)
-        readers = _other_readers(block, call, hidden)
+            readers = inputs_of(_other_readers(block), block, call, hidden)
         found = []
         for feeder in dict.fromkeys((f.module, f.kind, tuple(f.channels.tolist())) for f in feeders.values() if f):
             name, kind, channels = feeder
@@ -144,25 +138,15 @@ def block_weights(block: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     }
 
 
-def _other_readers(block: nn.Module, call: BlockCall, hidden: Tensor) -> dict[str, Tensor]:
-    """What modules with a matrix that are no linears of the anatomy (routers, gates) read."""
-    seen: dict[str, Tensor] = {}
-    handles = []
-    for name, module in block.named_modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, nn.Parameter) and weight.dim() == 2 and not is_linear(module):
-            handles.append(
-                module.register_forward_pre_hook(
-                    lambda _, args, name=name: seen.__setitem__(name, args[0].reshape(-1, args[0].shape[-1]).clone())  # type: ignore[arg-type]
-                )
-            )
-    try:
-        with all_experts(block):
-            call.run(block, hidden.clone())
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen
+def _other_readers(block: nn.Module) -> dict[str, nn.Module]:
+    """Modules with a matrix that are no linears of the anatomy: routers and gates."""
+    return {
+        name: module
+        for name, module in block.named_modules()
+        if isinstance(weight := getattr(module, "weight", None), nn.Parameter)
+        and weight.dim() == 2
+        and not is_linear(module)
+    }
 
 
 def norm_offset(norm: nn.Module, width: int) -> float | None:

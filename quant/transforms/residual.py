@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from ...models.structure.anatomy import BlockAnatomy
 from ...models.structure.attention import head_width
-from ...models.structure.block_calls import block_calls, head_replaced, holding, outer_parameters, set_tensor, stubbed
-from ...models.structure.feeders import random_weights
+from ...models.structure.block_calls import BlockCall, head_replaced, holding, outer_parameters, set_tensor, stubbed
+from ...models.structure.feeders import TOKENS, experiment
 from ...models.structure.skeleton import Skeleton
-from .links import LinkNames, as_rows, norm_offset
+from .links import LinkNames, as_rows, norm_offset, weight_rows
 from .rotation import Rotation
 
-_TOKENS = 5
 _TOLERANCE = 1e-6  # norms compute in float32 whatever they are given
 Load = Callable[[str], Tensor]
 
@@ -114,21 +113,21 @@ class OuterResidual:
 
 def find_block_residual(skeleton: Skeleton, anatomy: BlockAnatomy, links: tuple[LinkNames, ...]) -> BlockResidual | str:
     """How a block takes part, or a phrase that says why its hidden states cannot be rotated."""
-    index = int(anatomy.name.rpartition(".")[2])
-    block, width = skeleton.blocks[index], skeleton.hidden_size
+    width = skeleton.hidden_size
     norms = tuple(link for link in links if link.kind == "norm" and len(link.channels) == width)
     reading = {name for link in norms for name in _readers(link)}
     linears = [name for group in anatomy.groups for name in group.linears]
-    rows = {name: as_rows(block.get_submodule(name), block.get_submodule(name).weight).shape[0] for name in linears}  # type: ignore[arg-type]
-    writers = tuple(name for name in linears if name not in reading and rows[name] == width)
-    with torch.no_grad(), holding(skeleton.model, random_weights(block, anatomy.name)):
+    with experiment(skeleton, anatomy) as (block, call):
+        rows = {name: weight_rows(block.get_submodule(name)).shape[0] for name in linears}
+        writers = tuple(name for name in linears if name not in reading and rows[name] == width)
         centred = any(subtracts_mean(block.get_submodule(link.feeder)) for link in norms)
         plain = BlockResidual(norms, writers, None, centred)
-        if not norms or not _commutes(skeleton, index, plain):
+        if not norms or not _commutes(block, call, width, plain):
             return f"something in {anatomy.name} ({type(block).__name__}) does not commute with a rotation, such as a norm after attention"
         for link in links:
             heads = _heads(link, skeleton)
-            if heads and heads.reader in writers and _commutes(skeleton, index, found := replace(plain, heads=heads)):
+            found = replace(plain, heads=heads)
+            if heads and heads.reader in writers and _commutes(block, call, width, found):
                 return found
     return plain
 
@@ -195,15 +194,11 @@ def _heads(link: LinkNames, skeleton: Skeleton) -> ValueHeads | None:
     return ValueHeads(link.feeder, rows, readers[0], width)
 
 
-def _commutes(skeleton: Skeleton, index: int, residual: BlockResidual) -> bool:
+def _commutes(block: nn.Module, call: BlockCall, width: int, residual: BlockResidual) -> bool:
     """Whether the edited block's outputs for rotated inputs are the block's own outputs, rotated."""
-    block = skeleton.blocks[index]
     generator = torch.Generator().manual_seed(5)
-    hidden = torch.randn(1, _TOKENS, skeleton.hidden_size, generator=generator, dtype=torch.float64)
-    call = block_calls(skeleton, 1, _TOKENS, torch.float32)[index].map(
-        lambda t: t.double() if t.is_floating_point() else t
-    )
-    rotation = Rotation.random(skeleton.hidden_size, generator, keep_ones=residual.centred)
+    hidden = torch.randn(1, TOKENS, width, generator=generator, dtype=torch.float64)
+    rotation = Rotation.random(width, generator, keep_ones=residual.centred)
     head_rotation = Rotation.random(residual.heads.width, generator) if residual.heads else None
     before = rotation.apply(call.run(block, hidden.clone()))
     kept = {name: parameter.data.clone() for name, parameter in block.named_parameters()}
@@ -225,8 +220,8 @@ def _commutes(skeleton: Skeleton, index: int, residual: BlockResidual) -> bool:
 def _outer_commutes(skeleton: Skeleton, residual: OuterResidual) -> bool:
     model, width = skeleton.model, skeleton.hidden_size
     generator = torch.Generator().manual_seed(6)
-    embedded = torch.randn(1, _TOKENS, width, generator=generator, dtype=torch.float64)
-    leaving = torch.randn(1, _TOKENS, width, generator=generator, dtype=torch.float64)
+    embedded = torch.randn(1, TOKENS, width, generator=generator, dtype=torch.float64)
+    leaving = torch.randn(1, TOKENS, width, generator=generator, dtype=torch.float64)
     rotation = Rotation.random(width, generator, keep_ones=residual.centred)
 
     def run(entering: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
