@@ -17,16 +17,12 @@ from ..results.this_machine import differences, this_machine
 from .drafts import EvaluatedDrafter
 from .measure import Evaluation
 from .problems import (
-    claimed_problems,
-    device_problems,
-    drafter_problems,
     fewest_positions,
     find_tasks,
-    guarantee_problems,
     length_problems,
-    rank_problems,
     server_notes,
     server_problems,
+    settings_problems,
     task_problems,
     text_problems,
 )
@@ -73,12 +69,7 @@ def evaluate(
     if isinstance(checkpoints, (str, Path)):
         checkpoints = [checkpoints]
     asked = settings or Evaluate()
-    raise_problems(
-        device_problems(asked.device, "")
-        + rank_problems(asked, "")
-        + guarantee_problems(asked, "")
-        + drafter_problems(asked, "", of_recipe=False)
-    )
+    raise_problems(settings_problems(asked, "", of_recipe=False))
     if asked.guarantee and baseline is None:
         raise SmeltError("guarantee is about a loss beside a baseline; give one")
     kept = (
@@ -94,13 +85,12 @@ def evaluate(
     found += _behind_servers(servers)
     if not any(subject.role == "candidate" for subject in found):
         raise SmeltError("there is nothing to evaluate; give a checkpoint, or a server with --server")
-    asked = asked.within(fewest_positions([subject.directory for subject in found]))
-    raise_problems(text_problems(asked, "") + length_problems(asked, [subject.directory for subject in found], ""))
+    directories = [subject.directory for subject in found]
+    asked = asked.within(fewest_positions(directories))
+    raise_problems(text_problems(asked, "") + length_problems(asked, directories, ""))
     tasks = find_tasks(asked)
     if tasks is not None:
-        raise_problems(
-            task_problems(tasks, [subject.directory for subject in found], "") + claimed_problems(asked, tasks, "")
-        )
+        raise_problems(task_problems(asked, tasks, directories, ""))
     raise_problems(server_problems(found, asked, tasks))
     drafter = EvaluatedDrafter.find(asked.drafter, trust_remote_code=trust_remote_code) if asked.drafter else None
     if drafter is not None and not drafter.drafts_for(found):

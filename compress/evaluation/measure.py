@@ -225,7 +225,7 @@ class Evaluation:
                     own = self._cut(subject, like=excerpt)
                 alike = own.windows.fingerprint == excerpt.windows.fingerprint
                 if baseline is not None and alike and subject.server is None:
-                    self._read_beside(baseline, subject, own, readings)
+                    self._have_texts(baseline, subject, self._compared(baseline, subject, own, readings))
                     continue
                 self._read_alone(subject, own, readings)
                 if not alike:
@@ -270,8 +270,7 @@ class Evaluation:
         found = self._journal.keep(self._key("text", subject, excerpt), measure)
         self._have(("text", subject.name), text=Text.model_validate(found))
 
-    def _read_beside(self, baseline: Subject, subject: Subject, excerpt: Excerpt, readings: Readings) -> None:
-        found = self._compared(baseline, subject, excerpt, readings)
+    def _have_texts(self, baseline: Subject, subject: Subject, found: TextsCompared) -> None:
         self._have(("text", baseline.name), text=found.baseline)
         self._have(("text", subject.name), text=found.model)
         if found.divergence is not None:
@@ -317,11 +316,7 @@ class Evaluation:
                 so_far = {name: each.stopped(count) for name, each in so_far.items()}
                 break
         for subject in others:
-            found = so_far[subject.name]
-            self._have(("text", baseline.name), text=found.baseline)
-            self._have(("text", subject.name), text=found.model)
-            if found.divergence is not None:
-                self._divergences[subject.name] = found.divergence
+            self._have_texts(baseline, subject, so_far[subject.name])
 
     # What needs an engine
 

@@ -34,14 +34,27 @@ def device_problems(device: str, where: str = "evaluate.") -> list[Problem]:
     return []
 
 
-def rank_problems(settings: Evaluate, where: str = "evaluate.", processes: int = 1) -> list[Problem]:
-    """Several ranks on a device that is one GPU, or within a process that a launcher has started, whose others do not evaluate.
+def settings_problems(
+    settings: Evaluate, where: str = "evaluate.", *, processes: int = 1, of_recipe: bool = True
+) -> list[Problem]:
+    """Problems that the settings alone show.
 
     Args:
         settings: of the evaluation.
         where: they are.
         processes: that share the work before it.
+        of_recipe: whether they are a recipe's, whose result may draft.
     """
+    return [
+        *device_problems(settings.device, where),
+        *_rank_problems(settings, where, processes),
+        *_guarantee_problems(settings, where),
+        *_drafter_problems(settings, where, of_recipe),
+    ]
+
+
+def _rank_problems(settings: Evaluate, where: str, processes: int) -> list[Problem]:
+    """Several ranks on a device that is one GPU, or within a process that a launcher has started, whose others do not evaluate."""
     if settings.tp * settings.pp == 1:
         return []
     from ...runtime.parallel.launch import launched_count
@@ -64,17 +77,17 @@ def rank_problems(settings: Evaluate, where: str = "evaluate.", processes: int =
     ]
 
 
-def guarantee_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]:
+def _guarantee_problems(settings: Evaluate, where: str) -> list[Problem]:
     """Claims that cannot be read, or are about nothing that is measured."""
     problems, confidences = [], set[float]()
     for text in settings.guarantee:
         try:
-            what = Guarantee.parse(text).what
+            claim = Guarantee.parse(text)
         except SmeltError as error:
             problems.append(Problem(f"{where}guarantee", str(error)))
             continue
-        confidences.add(Guarantee.parse(text).confidence)
-        if what not in ("ppl", "kl") and not settings.tasks:
+        confidences.add(claim.confidence)
+        if not claim.is_about_text and not settings.tasks:
             problems.append(
                 Problem(f"{where}guarantee", f"{text!r} is about tasks, and none is measured; name them under tasks")
             )
@@ -95,14 +108,8 @@ def find_tasks(settings: Evaluate) -> Tasks | None:
     return Tasks.find(settings.tasks, trust_code=settings.trust_task_code, fewshot=settings.fewshot)
 
 
-def claimed_problems(settings: Evaluate, tasks: Tasks, where: str = "evaluate.") -> list[Problem]:
-    """Claims on tasks that are not among those that were found.
-
-    Args:
-        settings: whose claims can be read.
-        tasks: that are measured.
-        where: the settings are.
-    """
+def _claimed_problems(settings: Evaluate, tasks: Tasks, where: str) -> list[Problem]:
+    """Claims on tasks that are not among those that were found."""
     known = [*tasks.loaded, *tasks.groups]
     problems = []
     for text in settings.guarantee:
@@ -113,14 +120,8 @@ def claimed_problems(settings: Evaluate, tasks: Tasks, where: str = "evaluate.")
     return problems
 
 
-def drafter_problems(settings: Evaluate, where: str = "evaluate.", *, of_recipe: bool = True) -> list[Problem]:
-    """A drafter that does not exist, or that nothing would measure.
-
-    Args:
-        settings: of the evaluation.
-        where: they are.
-        of_recipe: whether they are a recipe's, whose result may draft.
-    """
+def _drafter_problems(settings: Evaluate, where: str, of_recipe: bool) -> list[Problem]:
+    """A drafter that does not exist, or that nothing would measure."""
     if settings.drafter is None:
         return []
     field = f"{where}drafter"
@@ -143,8 +144,13 @@ def drafter_problems(settings: Evaluate, where: str = "evaluate.", *, of_recipe:
     return []
 
 
-def task_problems(tasks: Tasks, models: Sequence[ModelDirectory], where: str = "evaluate.") -> list[Problem]:
-    """Tasks that ask for generation which the engine does not have, or that leaves no room for a prompt in the context length."""
+def task_problems(
+    settings: Evaluate, tasks: Tasks, models: Sequence[ModelDirectory], where: str = "evaluate."
+) -> list[Problem]:
+    """Tasks that ask for generation which the engine does not have, or that leaves no room for a prompt in the context length.
+
+    And claims on others than those.
+    """
     problems = []
     for name in tasks.loaded:
         most, asked = tasks.longest_answer(name), tasks.generation(name)
@@ -164,7 +170,7 @@ def task_problems(tasks: Tasks, models: Sequence[ModelDirectory], where: str = "
                         " the task's generation_kwargs",
                     )
                 )
-    return problems
+    return problems + _claimed_problems(settings, tasks, where)
 
 
 def fewest_positions(models: Sequence[ModelDirectory]) -> int | None:

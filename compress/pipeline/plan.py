@@ -29,13 +29,10 @@ from ...system.storage.digests import digest, named_files
 from ...system.storage.run_directory import Output
 from ...system.versions import versions
 from ..evaluation.problems import (
-    claimed_problems,
     device_problems,
-    drafter_problems,
     find_tasks,
-    guarantee_problems,
     length_problems,
-    rank_problems,
+    settings_problems,
     task_problems,
     text_problems,
 )
@@ -127,8 +124,7 @@ class Plan:
                     calibration = _read_windows(recipe, model, calibrate=bool(text))
                     tasks = find_tasks(recipe.evaluate) if recipe.evaluate else None
                     if tasks is not None and recipe.evaluate:
-                        problems += task_problems(tasks, [model.directory])
-                        problems += claimed_problems(recipe.evaluate, tasks)
+                        problems += task_problems(recipe.evaluate, tasks, [model.directory])
                 except SmeltError as error:
                     problems += [Problem("data", line) for line in str(error).split("\n")]
         return cls(recipe, model, steps, problems, cost, adapter, calibration, tasks, prepared, text)
@@ -384,8 +380,7 @@ def _length_problems(recipe: Recipe, model: OpenModel, processes: int) -> list[P
     context, length = model.context(), recipe.calibrate.length
     problems = device_problems(recipe.calibrate.device, "calibrate.")
     if recipe.evaluate:
-        problems += device_problems(recipe.evaluate.device) + rank_problems(recipe.evaluate, processes=processes)
-        problems += guarantee_problems(recipe.evaluate) + drafter_problems(recipe.evaluate)
+        problems += settings_problems(recipe.evaluate, processes=processes)
         problems += length_problems(recipe.evaluate, [model.directory])
     if context and length > context:
         sentence = f"{length} tokens exceed the model's context length; use at most {context}"

@@ -15,6 +15,7 @@ from smelt.compress import SmeltError
 from smelt.compress.evaluation.problems import task_problems
 from smelt.compress.evaluation.scoring.aggregations import aggregation
 from smelt.compress.evaluation.scoring.tasks import Tasks
+from smelt.compress.evaluation.settings import Evaluate
 from smelt.compress.integrations.lm_eval import SmeltLM
 from smelt.compress.results.result import Against, ModelResult, TaskChange
 from smelt.compress.results.tasks import is_worse, primary_tasks
@@ -237,7 +238,7 @@ def test_generation_that_the_engine_does_not_have_is_found_before_anything_is_an
         "output_type: generate_until\ndoc_to_text: text\ndoc_to_target: ends\nmetric_list: [{metric: exact_match}]\n"
         "generation_kwargs: {until: ['.'], num_beams: 4, min_new_tokens: 2}\n"
     )
-    (problem,) = task_problems(Tasks.find([str(path)]), [])
+    (problem,) = task_problems(Evaluate(), Tasks.find([str(path)]), [])
     assert "mine's generation_kwargs ask for num_beams, which the engine does not support" in str(problem)
 
 
