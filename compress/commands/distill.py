@@ -99,9 +99,8 @@ def distill(
 
 
 def _head_request(model: str, tokens: str, data: str, learning_rate: float, output: Path, device: str) -> HeadRequest:
-    from pydantic import ValidationError
-
     from ...distill.settings import Training
+    from ...system.settings.checked import checked
     from ..evaluation.settings import Evaluate
     from ..pipeline.draft_head import HeadRequest
     from ..recipe.drafting import MEASURED
@@ -112,11 +111,7 @@ def _head_request(model: str, tokens: str, data: str, learning_rate: float, outp
         "learning_rate": learning_rate,
         "batch": 8,
     }
-    try:
-        training = Training.model_validate(settings)
-    except ValidationError as error:
-        said = (str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
-        raise SmeltError("\n".join(f"smelt distill: {sentence}" for sentence in said)) from None
+    training = checked(Training, settings, lambda _, what: f"smelt distill: {what}")
     return HeadRequest(model, output, training, Evaluate.model_validate({**MEASURED, "device": device}))
 
 

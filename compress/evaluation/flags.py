@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from ...system.errors import SmeltError, nearest_name
+from ...system.settings.checked import checked
 from .settings import Evaluate, SpeedSettings
 
 
@@ -26,10 +25,8 @@ def evaluation_settings(*, tasks: str | None, speed: str, **fields: Any) -> Eval
         raise SmeltError(
             f"--tasks {tasks!r}: has an empty name before or after a comma; give names, such as piqa,lambada_openai"
         )
-    try:
-        return Evaluate(tasks=named, speed=speed_settings(speed), **fields)
-    except ValidationError as error:
-        raise SmeltError(_sentences(error, "--")) from None
+    given = {"tasks": named, "speed": speed_settings(speed), **fields}
+    return checked(Evaluate, given, lambda place, what: f"--{place}: {what}")
 
 
 def speed_settings(text: str) -> SpeedSettings | Literal[False]:
@@ -63,14 +60,4 @@ def speed_settings(text: str) -> SpeedSettings | Literal[False]:
                 f"--speed {text}: {key} must be {'whole numbers' if key == 'concurrency' else 'a whole number'}"
             )
         fields[key] = [int(value) for value in values] if key == "concurrency" else int(values[0])
-    try:
-        return SpeedSettings(**fields)
-    except ValidationError as error:
-        raise SmeltError(_sentences(error, "--speed ")) from None
-
-
-def _sentences(error: ValidationError, prefix: str) -> str:
-    return "\n".join(
-        f"{prefix}{'.'.join(map(str, each['loc']))}: {each['msg'].removeprefix('Value error, ')}"
-        for each in error.errors()
-    )
+    return checked(SpeedSettings, fields, lambda place, what: f"--speed {place}: {what}")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
-
 from ...models.directory.find import find_configuration
 from ...system.errors import SmeltError
+from ...system.settings.checked import checked
 from .recipe import Recipe
 
 # How what a drafter gains is measured.
@@ -78,8 +77,4 @@ def drafter_recipe(
         "calibrate": {"device": device},
         "evaluate": {"drafter": "result", "device": device, **MEASURED},
     }
-    try:
-        return Recipe.model_validate(fields)
-    except ValidationError as error:
-        said = (str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
-        raise SmeltError("\n".join(f"smelt distill: {sentence}" for sentence in said)) from None
+    return checked(Recipe, fields, lambda _, what: f"smelt distill: {what}")

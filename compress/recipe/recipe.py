@@ -9,7 +9,6 @@ from typing import Any, Literal
 from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
-    ValidationError,
     model_serializer,
     model_validator,
 )
@@ -18,7 +17,7 @@ from ...distill.settings import Distill
 from ...models.steps.settings import StepSettings
 from ...models.text.settings import LENGTH_HELP, fitting_length
 from ...prune.steps.table import Prune
-from ...system.errors import SmeltError
+from ...system.settings.checked import checked
 from ...system.settings.recipe_model import PathText, RecipeModel, Seed
 from ..evaluation.settings import Evaluate
 from ..steps.settings import QuantizeSection
@@ -121,14 +120,7 @@ class Recipe(RecipeModel):
         Raises:
             SmeltError: with one line per mistake.
         """
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            lines = [
-                f"{'.'.join(map(str, each['loc'])) or 'recipe'}: {each['msg'].removeprefix('Value error, ')}"
-                for each in error.errors()
-            ]
-            raise SmeltError("\n".join(lines)) from None
+        return checked(cls, data, lambda place, what: f"{place or 'recipe'}: {what}")
 
     @model_validator(mode="after")
     def _enough_calibration(self) -> Recipe:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from ...system.errors import SmeltError
+from ...system.settings.checked import checked
 from ...system.storage.files import write_text
 from ...system.storage.paths import irregular, named_path
 from ..results.report import SCHEMA, ReportData
@@ -52,9 +51,5 @@ def load(path: Path) -> ReportData:
     found = data.get("schema") if isinstance(data, dict) else None
     if found != SCHEMA:
         raise SmeltError(f"{file}: its schema is {found!r}, and this Smelt reads {SCHEMA!r}; measure again")
-    try:
-        return ReportData.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise SmeltError(f"{file}: {place}: {first['msg']}; the file was changed after Smelt wrote it") from None
+    changed = "the file was changed after Smelt wrote it"
+    return checked(ReportData, data, lambda place, what: f"{file}: {place}: {what}; {changed}", most=1)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ...system.errors import SmeltError, nearest_name
+from ...system.settings.checked import checked
 from ...system.settings.recipe_model import RecipeModel
 from ...system.storage.digests import digest
 from ...system.storage.paths import named_path
@@ -117,10 +118,9 @@ class Sweep:
         unvaried = Document(copy.deepcopy(document.data), document.origin)
         if not isinstance(section, dict):
             raise SmeltError(f"{file}: has no sweep section, so nothing varies; run it with `smelt run`")
-        try:
-            settings = SweepSettings.model_validate(section)
-        except ValidationError as error:
-            raise SmeltError("\n".join(_sentence(file, item) for item in error.errors())) from None
+        settings = checked(
+            SweepSettings, section, lambda place, what: f"{file}: {'.'.join(filter(None, ('sweep', place)))}: {what}"
+        )
         count = math.prod(len(values) for values in settings.grid.values()) + len(settings.trials)
         if count > _MOST_TRIALS:
             raise SmeltError(
@@ -193,8 +193,3 @@ def _value(field: str, value: Any) -> str:
         return "-".join(_value("", inner) for inner in value)
     text = "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if isinstance(value, str) else f"{field.replace('_', '')}{text}"
-
-
-def _sentence(file: Path, item: Any) -> str:
-    place = ".".join(str(part) for part in ("sweep", *item["loc"]))
-    return f"{file}: {place}: {item['msg'].removeprefix('Value error, ')}"

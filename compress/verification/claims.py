@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from ...system.errors import SmeltError
+from ...system.settings.checked import checked
 from ...system.storage.files import read_json, write_text
 from ...system.storage.new_directory import RECORD
 from ..results.report import ReportData
@@ -227,14 +228,16 @@ class Claims(BaseModel):
             raise SmeltError(
                 f"{file}: claims nothing; it was not written by `smelt run`, or by one before claims were recorded"
             )
+        changed = "the file was changed after it was written"
         try:
-            return cls.model_validate(found)
-        except (ValidationError, UnicodeEncodeError) as error:
-            said = str(error)
-            if isinstance(error, ValidationError):
-                first = error.errors()[0]
-                said = f"{'.'.join([_KEY, *map(str, first['loc'])])}: {first['msg'].removeprefix('Value error, ')}"
-            raise SmeltError(f"{file}: {said}; the file was changed after it was written") from None
+            return checked(
+                cls,
+                found,
+                lambda place, what: f"{file}: {'.'.join(filter(None, (_KEY, place)))}: {what}; {changed}",
+                most=1,
+            )
+        except UnicodeEncodeError as error:
+            raise SmeltError(f"{file}: {error}; {changed}") from None
 
     def data(self) -> dict[str, Any]:
         """As the record holds them, under its key."""

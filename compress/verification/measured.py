@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from ...models.checkpoint.weights import CheckpointWeights
 from ...models.directory.find import find_checkpoint
 from ...system.errors import RuntimeProblem, SmeltError
+from ...system.settings.checked import checked
 from ...system.storage.run_directory import Output
 from ..evaluation.evaluate import evaluate
 from ..evaluation.guarantee import Guarantee
@@ -168,18 +167,14 @@ def check_measured(
 
 def _settings(claims: MeasuredClaims, trust_task_code: bool) -> Evaluate:
     recorded = {**claims.settings, "trust_task_code": trust_task_code, "samples": 0, "drafter": None}
-    try:
-        settings = Evaluate.model_validate(recorded)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise SmeltError(f"smelt.json: claims.measured.settings.{place}: {first['msg']}") from None
+    where = "smelt.json: claims.measured.settings"
+    settings = checked(Evaluate, recorded, lambda place, what: f"{where}.{place}: {what}", most=1)
     speed = settings.speed
     if speed and (
         speed.repeats > _MOST_REPEATS or len(speed.concurrency) > _MOST_LOADS or max(speed.concurrency) > _MOST_AT_ONCE
     ):
         raise SmeltError(
-            f"smelt.json: claims.measured.settings.speed: asks for more than {_MOST_REPEATS} rounds of {_MOST_LOADS} loads of {_MOST_AT_ONCE}"
+            f"{where}.speed: asks for more than {_MOST_REPEATS} rounds of {_MOST_LOADS} loads of {_MOST_AT_ONCE}"
             " requests; pass --quick"
         )
     return settings
