@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+_LONGEST = 300  # of what is repeated of an error of another library
+
 
 class SmeltError(Exception):
     """A mistake or a mishap that a user can act on. Its text is one clear sentence, or one a line."""
@@ -54,6 +56,16 @@ def nearest_name(value: str, known: list[str]) -> str:
         return f"; did you mean {' or '.join(lowered[name] for name in longer[:3])}?"
     close = longer or difflib.get_close_matches(value.lower(), list(lowered), n=1, cutoff=0.55)
     return f"; did you mean {lowered[close[0]]}?" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """How another library's error begins; its class's name if it says nothing."""
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def in_one_line(error: BaseException) -> str:
+    """What another library's error says, shortened; its class's name if it says nothing."""
+    return " ".join(str(error).split())[:_LONGEST] or type(error).__name__
 
 
 class RuntimeProblem(SmeltError, ValueError):  # noqa: N818 - public, and a sentence for a person

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...models.text.text_source import TextSource
-from ...system.errors import RuntimeProblem, SmeltError
+from ...system.errors import RuntimeProblem, SmeltError, in_one_line
 from ...system.progress import Progress
 from ...system.versions import versions
 from ..results.report import ReportData
@@ -400,10 +400,9 @@ class Evaluation:
                 kind = RuntimeProblem if isinstance(problem, RuntimeProblem) else SmeltError
                 raise kind(f"{task} answered by {subject.name}: {problem}") from None
             except Exception as error:  # tasks run code of many authors
-                first = " ".join(str(error).split())[:300]
                 raise SmeltError(
-                    f"{task} answered by {subject.name}: the task failed ({type(error).__name__}: {first}); remove it or"
-                    " fix its definition"
+                    f"{task} answered by {subject.name}: the task failed ({type(error).__name__}: {in_one_line(error)});"
+                    " remove it or fix its definition"
                 ) from error
             return [result.model_dump(mode="json") for result in results]
 

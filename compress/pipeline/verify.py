@@ -17,7 +17,7 @@ from ...models.directory.layer_sizes import LAYER_SIZES
 from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...quant.stored.compressed import CompressedModel
-from ...system.errors import SmeltError
+from ...system.errors import SmeltError, first_line
 from ...system.hardware.machine import available_memory, human_bytes
 from ...system.hardware.resources import release_freed_memory
 from ...system.progress import Progress
@@ -192,7 +192,6 @@ def _both(
     except SmeltError:
         raise
     except Exception as error:  # on any error of transformers, the checkpoint must not be published
-        first = str(error).strip().split("\n")[0] or type(error).__name__
         raise SmeltError(
-            f"{checkpoint}: transformers does not load what was written ({first}); nothing was published"
+            f"{checkpoint}: transformers does not load what was written ({first_line(error)}); nothing was published"
         ) from error

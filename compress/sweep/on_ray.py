@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...system.errors import SmeltError
+from ...system.errors import SmeltError, in_one_line
 from .trial_run import run_trial
 from .trials import Resources, Trial
 
@@ -48,8 +48,9 @@ def run_on_ray(
             configure_logging=False,
         )
     except Exception as error:  # Ray raises from several libraries
-        first = " ".join(str(error).split())[:300]
-        raise SmeltError(f"--ray {address}: cannot reach a Ray cluster ({first}); check the address") from None
+        raise SmeltError(
+            f"--ray {address}: cannot reach a Ray cluster ({in_one_line(error)}); check the address"
+        ) from None
     running: dict[Any, Trial] = {}
     try:
         _refuse_what_never_fits(ray, resources)

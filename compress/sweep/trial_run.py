@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...system.errors import SmeltError
+from ...system.errors import SmeltError, in_one_line
 from ..pipeline.pipeline import run
 from .trials import Trial
 
@@ -16,5 +16,5 @@ def run_trial(trial: Trial, shared: Path, fresh: bool, progress: bool) -> str | 
     except SmeltError as error:
         return str(error)
     except Exception as error:  # out of memory, errors of libraries; other trials may succeed
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return f"{type(error).__name__}: {in_one_line(error)}"
     return None

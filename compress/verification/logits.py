@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...models.directory.find import find_checkpoint
 from ...models.directory.inspection import inspect
-from ...system.errors import SmeltError
+from ...system.errors import SmeltError, first_line
 from ...system.hardware.machine import available_memory, human_bytes
 from ...system.hardware.resources import release_freed_memory
 from ...system.storage.files import read_json
@@ -96,8 +96,7 @@ def check_logits(checkpoint: Path, claim: LogitsClaim, *, trust_remote_code: boo
             return Finding(
                 _CLAIM, "not measurable here", "it comes with Python code; pass --trust-remote-code to run it"
             )
-        first = str(error).strip().split("\n")[0] or type(error).__name__
-        return Finding(_CLAIM, "not confirmed", f"transformers does not load the checkpoint ({first})")
+        return Finding(_CLAIM, "not confirmed", f"transformers does not load the checkpoint ({first_line(error)})")
     apart = (found - torch.tensor(claim.logprobs)).abs().max().item()
     allowed = _ALLOWED[claim.dtype]
     why = f"loaded with transformers, log probabilities of {found.numel()} tokens differ by at most {apart:.1g} (allowed {allowed:g})"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...system.errors import SmeltError
+from ...system.errors import SmeltError, in_one_line
 from ...system.storage.digests import digest, file_digest
 from ...system.storage.files import check_regular, read_json
 from ...system.storage.new_directory import RECORD
@@ -114,9 +114,8 @@ class ModelDirectory:
             problem = config_problem(config)
         except Exception as error:  # each family's code computes with the file's values
             kind = data.get("model_type")
-            first = " ".join(str(error).split())[:300]
             raise SmeltError(
-                f"{self.path}/config.json: transformers cannot open model_type {kind!r} ({first})"
+                f"{self.path}/config.json: transformers cannot open model_type {kind!r} ({in_one_line(error)})"
             ) from None
         if problem:
             raise SmeltError(f"{self.path}/config.json: {problem}; fix it, or download it again")
@@ -205,10 +204,9 @@ class ModelDirectory:
             raise
         except BaseException as error:  # tokenizers raise bare Exception on bad files, and panic on some
             self.check_tokenizer_files()
-            first = " ".join(str(error).split())[:200]
             there = ", ".join(name for name in _TOKENIZER_FILES if (self.path / name).exists())
             raise SmeltError(
-                f"{self.path}: its tokenizer cannot be loaded ({first}); {there} are damaged or do not belong together,"
+                f"{self.path}: its tokenizer cannot be loaded ({in_one_line(error)}); {there} are damaged or do not belong together,"
                 " download them again"
             ) from None
 
@@ -244,8 +242,9 @@ class ModelDirectory:
         try:
             GenerationConfig.from_dict(data)
         except Exception as error:  # its comparisons of the file's values can raise anything
-            first = " ".join(str(error).split())[:200]
-            raise SmeltError(f"{path}: is not a valid generation config ({first}); fix or remove the file") from None
+            raise SmeltError(
+                f"{path}: is not a valid generation config ({in_one_line(error)}); fix or remove the file"
+            ) from None
         return data
 
     def _check_files(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from ...system.errors import SmeltError
+from ...system.errors import SmeltError, first_line
 from .experts import unfuse_experts
 from .layer_sizes import layer_configs
 
@@ -30,9 +30,8 @@ def empty_model(
         give_layer_sizes(model)
         return model, unfuse_experts(model)
     except Exception as error:  # its code computes with the configuration's values
-        first = str(error).split("\n")[0]
         raise SmeltError(
-            f"config.json: transformers cannot build a {config.model_type} model from it ({first})"
+            f"config.json: transformers cannot build a {config.model_type} model from it ({first_line(error)})"
         ) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...system.errors import SmeltError, nearest_name
+from ...system.errors import SmeltError, first_line, nearest_name
 from ...system.storage.paths import named_path
 from .directory import ModelDirectory
 
@@ -99,8 +99,7 @@ def _fetch(name: str, revision: str | None, trust_remote_code: bool, patterns: l
     except HFValidationError:
         raise SmeltError(f"model {name}: is neither a local directory nor a hub name (owner/name)") from None
     except Exception as error:  # the hub's client raises from several HTTP libraries
-        first = str(error).strip().split("\n")[0] or type(error).__name__
         raise SmeltError(
-            f"model {name}: is not a local directory, and the download from the hub failed ({first});"
+            f"model {name}: is not a local directory, and the download from the hub failed ({first_line(error)});"
             " check the name and the network, or download it and give the directory"
         ) from None

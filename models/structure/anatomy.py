@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from ...system.errors import SmeltError
+from ...system.errors import SmeltError, first_line
 from .block_calls import BlockCall, block_calls
 from .skeleton import Skeleton
 
@@ -154,9 +154,8 @@ def _study_block(block: nn.Module, call: BlockCall, width: int) -> BlockAnatomy:
     try:
         call.map(lambda t: t.to("meta")).run(block, torch.empty(1, 8, width, dtype=dtype, device="meta"))
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        first = str(error).split("\n")[0]
         raise SmeltError(
-            f"{type(block).__name__}: Smelt does not understand this kind of block ({first}); the architecture is not supported"
+            f"{type(block).__name__}: Smelt does not understand this kind of block ({first_line(error)}); the architecture is not supported"
         ) from None
     finally:
         for handle in handles:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...system.errors import SmeltError
+from ...system.errors import SmeltError, first_line
 from .skeleton import Skeleton
 
 
@@ -171,9 +171,8 @@ def block_calls(
             if not skeleton.blocks_return_tuples:
                 skeleton.blocks_return_tuples = True
                 return block_calls(skeleton, batch, length, dtype, device)
-            first = str(error).split("\n")[0]
             raise SmeltError(
-                f"{type(skeleton.model).__name__}: Smelt cannot run it without its blocks ({first}); this architecture is"
+                f"{type(skeleton.model).__name__}: Smelt cannot run it without its blocks ({first_line(error)}); this architecture is"
                 " not supported"
             ) from None
     calls = [stub.call for stub in stubs if stub.call is not None]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from ...system.errors import SmeltError
+from ...system.errors import SmeltError, in_one_line
 from ...system.storage.paths import named_path
 
 if TYPE_CHECKING:
@@ -72,9 +72,8 @@ def conversation_text(
             continue_final_message=continue_last,
         )
     except Exception as error:  # anything that the template's code raises, including MemoryError
-        first = " ".join(str(error).split())[:200] or type(error).__name__
         raise SmeltError(
-            f"the model's chat template fails on this conversation ({first}); fix chat_template in its tokenizer files"
+            f"the model's chat template fails on this conversation ({in_one_line(error)}); fix chat_template in its tokenizer files"
         ) from None
     return written
 
@@ -120,6 +119,5 @@ def conversation_tokens(
             **(template or {}),
         )
     except Exception as error:  # anything that the template's code raises, including MemoryError
-        first = " ".join(str(error).split())[:200] or type(error).__name__
-        raise SmeltError(f"the model's chat template refuses this conversation ({first})") from None
+        raise SmeltError(f"the model's chat template refuses this conversation ({in_one_line(error)})") from None
     return [int(token) for token in written]

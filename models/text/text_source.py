@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...system.errors import SmeltError
+from ...system.errors import SmeltError, first_line
 from ...system.storage.paths import irregular, named_path
 
 _BUILTIN = Path(__file__).parents[1] / "builtin" / "corpus"
@@ -110,9 +110,8 @@ class TextSource:
         except SmeltError:
             raise
         except Exception as error:  # the datasets library raises from many others
-            first = str(error).strip().split("\n")[0] or type(error).__name__
             raise SmeltError(
-                f"{self.name}: is neither a text file nor a dataset that can be loaded ({first}); check the name, or"
+                f"{self.name}: is neither a text file nor a dataset that can be loaded ({first_line(error)}); check the name, or"
                 f" download it where there is a network (hf download --repo-type dataset {self.name}) and give its directory"
             ) from None
 

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ....system.errors import SmeltError, nearest_name
+from ....system.errors import SmeltError, in_one_line, nearest_name
 from ....system.storage.digests import digest
 from ....system.storage.paths import named_path
 from ...results.result import TaskResult
@@ -441,13 +441,12 @@ def _unusable(manager: Any, name: str, error: Exception) -> str:
     """One sentence: which data is missing and where to get it, or what else is wrong."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    first = " ".join(str(error).split())[:300] or type(error).__name__
     config: dict[str, Any] = {}
     if _is_file(name):
         try:
             config = load_yaml(name, resolve_func=False)
         except Exception as broken:  # the YAML itself is what is wrong
-            return f"{name}: cannot be read ({' '.join(str(broken).split())[:300]})"
+            return f"{name}: cannot be read ({in_one_line(broken)})"
     else:
         entry = manager.task_index.get(name)
         if entry is not None and entry.yaml_path:
@@ -471,10 +470,10 @@ def _unusable(manager: Any, name: str, error: Exception) -> str:
     if source and source not in ("json", "csv", "text", "parquet") and not config.get("custom_dataset"):
         return (
             f"{name}: its data, the dataset {source!r} of the Hugging Face hub, is not on this machine and cannot be downloaded"
-            f" ({first}); with a network, run `hf download --repo-type dataset {source}` or this command once, or name a"
+            f" ({in_one_line(error)}); with a network, run `hf download --repo-type dataset {source}` or this command once, or name a"
             " task whose YAML reads local files"
         )
-    return f"{name}: cannot be loaded ({first})"
+    return f"{name}: cannot be loaded ({in_one_line(error)})"
 
 
 def _unknown_metric(config: dict[str, Any]) -> str | None:
