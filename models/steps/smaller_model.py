@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ...system.progress import Progress
+from ...system.storage.tensor_files import SafetensorsFile
 from ..checkpoint.writer import Entry, write_checkpoint
 from ..streaming.streamed import StreamedModel
 from ..structure.open_model import OpenModel
@@ -59,11 +60,20 @@ def computes_the_same(model: OpenModel, other: OpenModel, context: RunContext, o
     return bool((wanted - found).norm() <= _TRIED_DIFFERENCE * wanted.norm())
 
 
-def write_model(after: OpenModel, source: OpenModel, target: Path) -> None:
-    """Write a model directory, with the other files of the one that it was made from."""
+def write_model(
+    after: OpenModel, source: OpenModel, target: Path, changed: Mapping[str, SafetensorsFile] | None = None
+) -> None:
+    """Write a model directory, with the other files of the one that it was made from.
+
+    Args:
+        after: the model.
+        source: what it was made from.
+        target: the directory.
+        changed: files of tensors to be written instead of the model's, by their names.
+    """
     entries: list[Entry] = []
     for name in after.weights.names():
-        info = after.weights.info(name)
-        entries.append((name, info, lambda name=name, info=info: after.weights.load(name).to(info.dtype)))
+        info, home = after.weights.info(name), (changed or {}).get(name, after.weights)
+        entries.append((name, info, lambda name=name, info=info, home=home: home.load(name).to(info.dtype)))
     config, trust = after.directory.config_data(), source.directory.trust_remote_code
     write_checkpoint(target, source.directory.path, config, entries, with_code=trust)

@@ -12,13 +12,13 @@ from typing import Any
 from ...models.directory.directory import ModelDirectory
 from ...models.steps.parts import Measured, data_once
 from ...models.steps.smaller_model import write_model
-from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
+from ...models.steps.step import Given, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
 from ...quant.transforms.rotated_model import RotationError
 from ...runtime.decoder.architectures import spec_of
 from ...runtime.measure.shape_time import decode_seconds
-from ...system.errors import Problem, ProblemsError, RuntimeProblem, SmeltError
+from ...system.errors import ProblemsError, RuntimeProblem, SmeltError
 from ...system.hardware.resources import Cost, compute_dtype
 from ...system.processes.process_group import Processes
 from ...system.progress import Progress
@@ -28,6 +28,7 @@ from ..settings.base import PruneBase
 from ..structure.removable import layer_parts
 from ..structure.shapes import DIMENSIONS, Costs, SizeGrid, Sizes, parameters_of, shape_of, timing_bytes
 from .hidden import check_rotates
+from .prepared import PreparedPrune
 from .table import STRUCTURES, step_of
 
 _SLACK = 1.02
@@ -48,20 +49,12 @@ class PruneAutoStep(Step[PruneAuto]):
         return PreparedAuto(self, given.model)
 
 
-class PreparedAuto(PreparedStep):
-    """Searching for the best shape of one model.
-
-    Args:
-        step: the step.
-        model: the model.
-
-    Raises:
-        ProblemsError: no shape in the search meets the target.
-    """
+class PreparedAuto(PreparedPrune[PruneAuto]):
+    """Searching for the best shape of one model."""
 
     def __init__(self, step: PruneAutoStep, model: OpenModel) -> None:
-        self.settings, self._where, self._target, self.model = step.settings, step.where, step.settings.target, model
-        self.reads_text = [f"prune {step.settings.structure}"]
+        super().__init__(step, model)
+        self._target = step.settings.target
         self._check_latency()
         if set(layer_parts(model)) != {"all"}:
             what = (
@@ -78,9 +71,6 @@ class PreparedAuto(PreparedStep):
         self.output = model
         for settings in self._settings(self._grid.worst_case):
             self.output = step_of(settings, settings.structure).prepare(Given(self.output, self.output)).output
-
-    def _wrong(self, field: str, what: str) -> ProblemsError:
-        return ProblemsError([Problem(f"{self._where}.{field}", what)])
 
     def _check_latency(self) -> None:
         if self._target.latency is None:
@@ -104,7 +94,7 @@ class PreparedAuto(PreparedStep):
         try:
             costs = Costs(self.model, self._grid, rotated=self._rotates)
         except SmeltError as error:
-            raise self._wrong("structure", str(error)) from None
+            raise self._wrong("structure", error) from None
         least = min(costs.parameters(sizes) for sizes in self._grid) / costs.parameters(self._grid.whole)
         if least > self._target.params:
             what = f"params: the smallest shape in the search has {least:.2f} of the parameters; give at least that"
@@ -148,8 +138,8 @@ class PreparedAuto(PreparedStep):
         costs = Costs(model, grid, rotated=self._rotates)
 
         def chosen_sizes() -> dict[str, Any]:
-            limit, spent = self._limits(costs, grid, context.progress)
-            found = search.best(self._allowed(grid, limit, spent))
+            limit, spent = self._limits(costs, context.progress)
+            found = search.best(self._allowed(limit, spent))
             return {"sizes": vars(found), "milliseconds": costs.as_data()}
 
         known = data_once(context.journal / "sizes.json", chosen_sizes)  # timings would differ the next time
@@ -158,7 +148,7 @@ class PreparedAuto(PreparedStep):
         write_model(final, model, target)
         if (context.journal / "final").exists():
             shutil.rmtree(context.journal / "final")
-        measured = self._measured(model, final, context.progress)
+        measured = self._measured(final, context.progress)
         sentences = [search.sentence(found), *([measured] if measured else [])]
         chosen = {
             "sizes": vars(found),
@@ -166,7 +156,7 @@ class PreparedAuto(PreparedStep):
             "parameters": parameters_of(final) / parameters_of(model),
             **({} if self._target.latency is None else {"milliseconds": known["milliseconds"]}),
         }
-        return StepRecord("prune", self.settings.model_dump(mode="json"), [], model.unknown, chosen, sentences)
+        return self._record(sentences, chosen=chosen)
 
     def _made(self, sizes: Sizes, context: RunContext, place: Path) -> OpenModel:
         """The model of some sizes; its files are in ``place``, and steps that an interrupted run finished there stay."""
@@ -200,7 +190,8 @@ class PreparedAuto(PreparedStep):
                 found.append({"structure": name, "ratio": 1 - left / all_of_them, **multiple, **more})
         return [STRUCTURES[each["structure"]].settings.model_validate(each) for each in found]
 
-    def _allowed(self, grid: SizeGrid, limit: float, spent: Callable[[Sizes], float]) -> list[Sizes]:
+    def _allowed(self, limit: float, spent: Callable[[Sizes], float]) -> list[Sizes]:
+        grid = self._grid
         allowed = [sizes for sizes in grid if spent(sizes) <= limit]
         if not allowed:
             share = min(map(spent, grid)) / spent(grid.whole)
@@ -209,18 +200,18 @@ class PreparedAuto(PreparedStep):
             )
         return allowed
 
-    def _limits(self, costs: Costs, grid: SizeGrid, progress: Progress) -> tuple[float, Callable[[Sizes], float]]:
+    def _limits(self, costs: Costs, progress: Progress) -> tuple[float, Callable[[Sizes], float]]:
         """The maximum cost of a shape, and the cost function."""
         if self._target.params is not None:
-            return self._target.params * costs.parameters(grid.whole), costs.parameters
+            return self._target.params * costs.parameters(self._grid.whole), costs.parameters
         assert self._target.latency is not None
         place = self._target.place
         costs.measure(place.batch, place.context, progress)
-        return self._target.latency * costs.seconds(grid.whole), costs.seconds
+        return self._target.latency * costs.seconds(self._grid.whole), costs.seconds
 
-    def _measured(self, model: OpenModel, final: OpenModel, progress: Progress) -> str | None:
+    def _measured(self, final: OpenModel, progress: Progress) -> str | None:
         """The result's speed compared with the original, on the runtime; None if it is not supported."""
-        place = self._target.place
+        model, place = self.model, self._target.place
         shapes = [shape_of(each) for each in (model, final)]
         try:
             before, after = decode_seconds(

@@ -14,18 +14,18 @@ from torch import nn
 from ...models.steps.block_loop import forward, streamed_model
 from ...models.steps.parts import Measured
 from ...models.steps.smaller_model import last_hidden, write_model
-from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
+from ...models.steps.step import Given, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel
 from ...models.structure.open_model import OpenModel
-from ...system.errors import Problem, ProblemsError, SmeltError
+from ...system.errors import SmeltError
 from ...system.hardware.device import on
-from ...system.hardware.machine import human_bytes
 from ...system.hardware.resources import Cost, compute_dtype
 from ...system.storage.activation_store import BATCH_TOKENS, ActivationStore
 from ..score.blocks import BLOCK_SCORES, BlockScore
 from ..settings.blocks import PruneBlocks, PruneParts
 from ..structure.drop_blocks import drop_blocks
 from ..structure.removable import BlockParts, Removable, WholeBlocks, check_parts
+from .prepared import PreparedPrune
 
 _CHECKED_WINDOWS, _CHECKED_LENGTH = 2, 64
 
@@ -57,20 +57,12 @@ class PruneBlocksStep(Step[PruneBlocks | PruneParts]):
         return PreparedBlocks(self, given.model)
 
 
-class PreparedBlocks(PreparedStep):
-    """Removing blocks of one model, or parts of them.
-
-    Args:
-        step: the step.
-        model: the model.
-
-    Raises:
-        ProblemsError: those, or this many, cannot be removed.
-    """
+class PreparedBlocks(PreparedPrune[PruneBlocks | PruneParts]):
+    """Removing blocks of one model, or parts of them."""
 
     def __init__(self, step: PruneBlocksStep, model: OpenModel) -> None:
-        self.settings, self._where, self._score = step.settings, step.where, step.score
-        self.model, structure, keep = model, step.settings.structure, step.settings.keep
+        super().__init__(step, model)
+        self._score, structure, keep = step.score, step.settings.structure, step.settings.keep
         self.reads_text = [] if keep is not None else [f"score {step.score}"]
         try:
             self._removable: Removable = (
@@ -79,7 +71,7 @@ class PreparedBlocks(PreparedStep):
                 else BlockParts(model, structure)
             )
         except SmeltError as error:
-            raise self._wrong("structure", str(error)) from None
+            raise self._wrong("structure", error) from None
         self._unmapped = [index for index in range(len(model.anatomy.blocks)) if index not in (keep or [])]
         if keep is None:
             self._count = self._counted()
@@ -92,15 +84,11 @@ class PreparedBlocks(PreparedStep):
                 self._unmapped if keep is not None else candidates[len(candidates) - self._count :]
             )
         except SmeltError as error:
-            raise self._wrong("structure" if keep is None else "keep", str(error)) from None
-
-    def _wrong(self, field: str, what: str) -> ProblemsError:
-        return ProblemsError([Problem(f"{self._where}.{field}", what)])
+            raise self._wrong("structure" if keep is None else "keep", error) from None
 
     def _counted(self) -> int:
         """How many are removed."""
         settings, removable, depth = self.settings, self._removable, len(self._removable.candidates)
-        field = "count" if settings.count is not None else "ratio"
         if settings.count is not None:
             count = settings.count
         else:
@@ -108,10 +96,10 @@ class PreparedBlocks(PreparedStep):
             count = round(settings.ratio * depth)
         if count >= depth + (settings.structure == "mlp"):
             nouns = removable.plural if depth != 1 else removable.noun
-            raise self._wrong(field, f"leaves nothing: the model has {depth} {nouns}; leave at least one")
+            raise self._wrong_amount(f"leaves nothing: the model has {depth} {nouns}; leave at least one")
         if count < 1:
             what = f"{settings.ratio} of {depth} {removable.plural} is less than one; raise the ratio or give a count"
-            raise self._wrong(field, what)
+            raise self._wrong_amount(what)
         return count
 
     def _check_mapping(self, keep: list[int]) -> None:
@@ -126,13 +114,11 @@ class PreparedBlocks(PreparedStep):
             raise self._wrong("keep", what)
 
     def plan(self) -> RecipeStepPlan:
-        before, after = self.model.weights.nbytes, self.output.weights.nbytes
         removable, count, depth = self._removable, self._count, len(self._removable.candidates)
         score = None if self.settings.keep is not None else self._score
-        facts = {"structure": self.settings.structure, "score": score, "removed": count, "of": depth}
         by = "" if score is None else f" by {score}"
-        sentence = f"prune {count} of {depth} {removable.plural}{by}: {human_bytes(before)} -> {human_bytes(after)}"
-        return RecipeStepPlan("prune", facts, before, after, sentence)
+        facts = {"score": score, "removed": count, "of": depth}
+        return self._planned(facts, f"{count} of {depth} {removable.plural}{by}", self.output)
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
@@ -159,15 +145,15 @@ class PreparedBlocks(PreparedStep):
         whole_blocks = self.settings.structure == "blocks"
         if not whole_blocks:
             context.processes.in_main(lambda: self._check_parts(context))
-        removed, record = self._decided(model, removable, context)
+        removed, record = self._decided(context)
         if whole_blocks:
-            context.processes.in_main(lambda: self._verify(model, drop_blocks(model, removed), removed, context))
+            context.processes.in_main(lambda: self._verify(drop_blocks(model, removed), removed, context))
         if not context.processes.is_main:
             return None
         after = removable.left(removed)
         write_model(after, model, target)
         return StepRecord(
-            "prune", self.settings.model_dump(mode="json"), [], [], record, [self._sentence(removable, removed, record)]
+            "prune", self.settings.model_dump(mode="json"), [], [], record, [self._sentence(removed, record)]
         )
 
     def _check_parts(self, context: RunContext) -> None:
@@ -175,8 +161,8 @@ class PreparedBlocks(PreparedStep):
         context.journal.mkdir(parents=True, exist_ok=True)
         check_parts(model, StreamedModel(model.skeleton, model.weights, context.dtype, context.journal), tokens)
 
-    def _sentence(self, removable: Removable, removed: list[int], record: dict[str, Any]) -> str:
-        numbers = ", ".join(str(index) for index in removed)
+    def _sentence(self, removed: list[int], record: dict[str, Any]) -> str:
+        removable, numbers = self._removable, ", ".join(str(index) for index in removed)
         noun = removable.plural if len(removed) > 1 else removable.noun
         what = f"{noun} {numbers} {'were' if len(removed) > 1 else 'was'} removed"
         if self.settings.keep is not None:
@@ -194,24 +180,22 @@ class PreparedBlocks(PreparedStep):
             " runtime skips them"
         )
 
-    def _decided(self, model: OpenModel, removable: Removable, context: RunContext) -> tuple[list[int], dict[str, Any]]:
+    def _decided(self, context: RunContext) -> tuple[list[int], dict[str, Any]]:
         """The blocks to remove, and their scores; measurements of an interrupted run are reused."""
-        if self.settings.keep is not None:
-            removed = self._unmapped
-            context.journal.mkdir(parents=True, exist_ok=True)
-            return removed, {"removed": removed}
         context.journal.mkdir(parents=True, exist_ok=True)
+        if self.settings.keep is not None:
+            return self._unmapped, {"removed": self._unmapped}
         score = BLOCK_SCORES[self._score]
-        scores = _Scores(score, model, removable, context)
+        scores = _Scores(score, self.model, self._removable, context)
         with on(context.processes.device), torch.no_grad():
             removed = (
                 scores.least_missed(self._count) if score.of_block is None else scores.least_influential(self._count)
             )
         return removed, {"removed": removed, self._score: scores.rounds}
 
-    def _verify(self, model: OpenModel, after: OpenModel, removed: list[int], context: RunContext) -> None:
+    def _verify(self, after: OpenModel, removed: list[int], context: RunContext) -> None:
         """Check that the result computes the same as the whole model with those blocks skipped."""
-        tokens = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH]
+        model, tokens = self.model, context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH]
         wanted = last_hidden(model, tokens, context.dtype, context.journal, removed)
         if not torch.equal(wanted, last_hidden(after, tokens, context.dtype, context.journal)):
             raise SmeltError(

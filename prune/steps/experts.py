@@ -15,10 +15,9 @@ from ...models.steps.block_loop import BlockJob, BlockResult, run_forward, strea
 from ...models.steps.parts import block_files, layers_of
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
-from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
+from ...models.steps.step import Given, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.structure.open_model import OpenModel
-from ...system.errors import Problem, ProblemsError, SmeltError
-from ...system.hardware.machine import human_bytes
+from ...system.errors import SmeltError
 from ...system.hardware.resources import Cost
 from ...system.storage.activation_store import ActivationStore
 from ...system.storage.tensor_files import SafetensorsFile
@@ -27,6 +26,7 @@ from ..score.taylor import first_order
 from ..settings.experts import PruneExperts
 from ..structure.axes import Axis, Span
 from ..structure.drop_experts import ExpertLayers, drop_experts
+from .prepared import PreparedPrune
 from .scoring_cost import scoring_cost
 
 
@@ -48,35 +48,22 @@ class PruneExpertsStep(Step[PruneExperts]):
         return PreparedExperts(self, given.model)
 
 
-class PreparedExperts(PreparedStep):
-    """Pruning the experts of one model.
-
-    Args:
-        step: the step.
-        model: the model.
-
-    Raises:
-        ProblemsError: this many cannot be removed.
-    """
+class PreparedExperts(PreparedPrune[PruneExperts]):
+    """Pruning the experts of one model."""
 
     def __init__(self, step: PruneExpertsStep, model: OpenModel) -> None:
-        self.settings, self.label, self._where = step.settings, step.label, step.where
-        self._score, self.model = step.score, model
-        self.reads_text = [f"prune {step.settings.structure}"]
+        super().__init__(step, model)
+        self._score = step.score
         try:
             self._layers = ExpertLayers.find(model)
         except SmeltError as error:
-            raise ProblemsError([Problem(f"{step.where}.structure", str(error))]) from None
+            raise self._wrong("structure", error) from None
         self._left = self._units_left()
         try:
             kept = dict.fromkeys(self._layers.modules, torch.arange(self._left))
             self.output = drop_experts(model, self._layers, kept, self._left)
         except SmeltError as error:
-            raise ProblemsError([Problem(self._amount, str(error))]) from None
-
-    @property
-    def _amount(self) -> str:
-        return f"{self._where}.{'ratio' if self.settings.count is None else 'count'}"
+            raise self._wrong_amount(str(error)) from None
 
     def _units_left(self) -> int:
         layers = self._layers
@@ -90,42 +77,34 @@ class PreparedExperts(PreparedStep):
                 f"leaves {max(left, 0)} of {layers.count} experts, but every token is routed to {layers.chosen};"
                 f" remove at most {layers.count - layers.chosen}"
             )
-            raise ProblemsError([Problem(self._amount, what)])
+            raise self._wrong_amount(what)
         if left == layers.count:
-            raise ProblemsError([Problem(self._amount, f"removes none of {layers.count} experts; raise it")])
+            raise self._wrong_amount(f"removes none of {layers.count} experts; raise it")
         return left
 
     def plan(self) -> RecipeStepPlan:
-        before, after, count = self.model.weights.nbytes, self.output.weights.nbytes, self._layers.count
-        facts = {
-            "structure": "experts",
-            "score": self._score,
-            "experts_before": count,
-            "experts_after": self._left,
-        }
-        sentence = f"prune experts from {count} to {self._left} in each layer by {self._score}"
-        return RecipeStepPlan(
-            "prune", facts, before, after, f"{sentence}: {human_bytes(before)} -> {human_bytes(after)}"
-        )
+        count, left = self._layers.count, self._left
+        facts = {"score": self._score, "experts_before": count, "experts_after": left}
+        return self._planned(facts, f"experts from {count} to {left} in each layer by {self._score}", self.output)
 
     def cost(self, windows: int, length: int) -> Cost:
         return scoring_cost(self.model, windows, length, gradients=3 if self._score == "taylor" else None)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, layers = self.model, self._layers
-        context.processes.in_main(lambda: self._try_layout(model, layers, context))
-        parts = self._parts(model, layers, context)
+        context.processes.in_main(lambda: self._try_layout(context))
+        parts = self._parts(context)
         if not context.processes.is_main:
             return None
         kept = {index: SafetensorsFile(parts[index]).load("kept") for index in layers.modules}
         after = drop_experts(model, layers, kept, self._left)
         write_model(after, model, target)
         done = f"{self._left} of {layers.count} experts are left in each layer"
-        settings = self.settings.model_dump(mode="json")
-        return StepRecord("prune", settings, layers_of(list(parts.values())), model.unknown, None, [done])
+        return self._record([done], layers_of(list(parts.values())))
 
-    def _try_layout(self, model: OpenModel, layers: ExpertLayers, context: RunContext) -> None:
+    def _try_layout(self, context: RunContext) -> None:
         """Check that the model computes the same with its experts permuted: routing must not depend on order."""
+        model, layers = self.model, self._layers
         generator = torch.Generator().manual_seed(context.seed)
         shuffled = {index: torch.randperm(layers.count, generator=generator) for index in layers.modules}
         if not computes_the_same(model, drop_experts(model, layers, shuffled, layers.count), context):
@@ -134,10 +113,10 @@ class PreparedExperts(PreparedStep):
                 " they cannot be pruned"
             )
 
-    def _parts(self, model: OpenModel, layers: ExpertLayers, context: RunContext) -> dict[int, Path]:
+    def _parts(self, context: RunContext) -> dict[int, Path]:
         """Prune the blocks in order; each reads the outputs of the pruned ones before it."""
         context.journal.mkdir(parents=True, exist_ok=True)
-        pruner = _ExpertPruner(model, layers, self._left, self._score, self.label, context)
+        pruner = _ExpertPruner(self.model, self._layers, self._left, self._score, self.label, context)
         run_forward(pruner, pruner.narrow, context)
         return {index: file for index, file in enumerate(pruner.files) if file is not None}
 

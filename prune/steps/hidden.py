@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,16 +15,15 @@ from ...models.steps.block_loop import streamed_model
 from ...models.steps.parts import tensors_once
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, few_tokens, write_model
-from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
+from ...models.steps.step import Given, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import with_untied_head
 from ...quant.transforms.links import norm_offset
 from ...quant.transforms.rotated_model import ModelRotation, Residual, RotationError, rotated
 from ...quant.transforms.rotation import Rotation
-from ...system.errors import Problem, ProblemsError, SmeltError
+from ...system.errors import SmeltError
 from ...system.hardware.device import on
-from ...system.hardware.machine import human_bytes
 from ...system.hardware.resources import Cost
 from ...system.storage.tensor_files import SafetensorsFile, save_tensors
 from ..score.hidden import HIDDEN_SCORES, HiddenFacts, watch_norms
@@ -32,6 +31,7 @@ from ..settings.hidden import PruneHidden
 from ..structure import axes
 from ..structure.axes import Axis
 from ..structure.slice_width import slice_width
+from .prepared import PreparedPrune
 from .scoring_cost import scoring_cost
 
 
@@ -58,21 +58,12 @@ class PruneHiddenStep(Step[PruneHidden]):
         return PreparedHidden(self, given.model)
 
 
-class PreparedHidden(PreparedStep):
-    """Narrowing the residual stream of one model.
-
-    Args:
-        step: the step.
-        model: the model.
-
-    Raises:
-        ProblemsError: it cannot be made this narrow.
-    """
+class PreparedHidden(PreparedPrune[PruneHidden]):
+    """Narrowing the residual stream of one model."""
 
     def __init__(self, step: PruneHiddenStep, model: OpenModel) -> None:
-        self.settings, self._where, self.label = step.settings, step.where, step.label
-        self._score, self.model = step.score, model
-        self.reads_text = [f"prune {step.settings.structure}"]
+        super().__init__(step, model)
+        self._score = step.score
         try:
             # Folding a norm into lm_head needs an untied lm_head.
             self._source = _untied(model) if HIDDEN_SCORES[step.score].rotates else model
@@ -81,7 +72,7 @@ class PreparedHidden(PreparedStep):
                 check_rotates(model)
         except SmeltError as error:
             advice = "; use score: activation" if isinstance(error, RotationError) else ""
-            raise ProblemsError([Problem(f"{step.where}.structure", f"{error}{advice}")]) from None
+            raise self._wrong("structure", f"{error}{advice}") from None
         self._left = self._units_left()
         try:
             self.output = slice_width(self._source, self._axis, self._left)
@@ -106,17 +97,12 @@ class PreparedHidden(PreparedStep):
             )
         return left
 
-    def _wrong_amount(self, what: str) -> ProblemsError:
-        return ProblemsError([Problem(f"{self._where}.{'ratio' if self.settings.size is None else 'size'}", what)])
-
     def plan(self) -> RecipeStepPlan:
-        model, axis, left = self.model, self._axis, self._left
-        before, after = model.weights.nbytes, self.output.weights.nbytes
-        untied = " (lm_head is untied)" if self._score == "pca" and model.is_tied else ""
-        facts = {"structure": "hidden", "score": self._score, "units_before": axis.units, "units_after": left}
-        sentence = f"prune {axis.noun} from {axis.units} to {left} by {self._score}:"
-        sizes = f"{human_bytes(before)} -> {human_bytes(after)}"
-        return RecipeStepPlan("prune", facts, before, after, f"{sentence} {sizes}{untied}")
+        axis, left = self._axis, self._left
+        untied = " (lm_head is untied)" if self._score == "pca" and self.model.is_tied else ""
+        facts = {"score": self._score, "units_before": axis.units, "units_after": left}
+        planned = self._planned(facts, f"{axis.noun} from {axis.units} to {left} by {self._score}", self.output)
+        return replace(planned, sentence=planned.sentence + untied)
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
@@ -131,8 +117,8 @@ class PreparedHidden(PreparedStep):
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, axis, source = self.model, self._axis, self._source
-        context.processes.in_main(lambda: self._try_layout(source, axis, context))
-        stays, shares = self._decided(model, axis, context)
+        context.processes.in_main(lambda: self._try_layout(context))
+        stays, shares = self._decided(context)
         if not context.processes.is_main:
             return None
         if stays.rotation is not None:
@@ -140,7 +126,7 @@ class PreparedHidden(PreparedStep):
             rotation = ModelRotation(Rotation.dense(stays.rotation), (None,) * len(residual.blocks))
             source = OpenModel(source.directory, rotated(source, residual, rotation).weights, is_edited=True)
         narrow = slice_width(source, axis, {"": stays.kept})
-        changed = self._compensation(source, narrow, axis, shares, context)
+        changed = self._compensation(source, narrow, shares, context)
         file = context.journal / "changed.safetensors"
         save_tensors(file, changed)
         stored = SafetensorsFile(file)
@@ -149,25 +135,25 @@ class PreparedHidden(PreparedStep):
         least = min(shares.values())
         done = f"{len(stays.kept)} of {axis.units} {axis.noun} are left; they hold at least {least:.1%} of the energy of the norms' inputs"
         untied = [] if stays.rotation is None or not model.is_tied else ["lm_head was untied"]
-        settings = self.settings.model_dump(mode="json")
         layers = [
             LayerRecord(norm, (1, len(stays.kept)), self.label, significant(max(0.0, 1 - share)), []).as_data()
             for norm, share in shares.items()
         ]
-        return StepRecord("prune", settings, layers, model.unknown, None, [done, *untied])
+        return self._record([done, *untied], layers)
 
-    def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
+    def _try_layout(self, context: RunContext) -> None:
         """Check that the model computes the same with its hidden channels permuted."""
+        model, axis = self._source, self._axis
         order = torch.randperm(axis.units, generator=torch.Generator().manual_seed(context.seed))
         if not computes_the_same(model, slice_width(model, axis, {"": order}), context, order):
             raise SmeltError(
                 f"{self._where}: {model.architecture} depends on the order of its {axis.noun}; they cannot be pruned"
             )
 
-    def _decided(self, model: OpenModel, axis: Axis, context: RunContext) -> tuple[_Stays, dict[str, float]]:
+    def _decided(self, context: RunContext) -> tuple[_Stays, dict[str, float]]:
         """What is kept, and its share of each norm's input energy; saved for a resumed run."""
         context.journal.mkdir(parents=True, exist_ok=True)
-        processes = context.processes
+        model, axis, processes = self.model, self._axis, context.processes
         streamed = streamed_model(model, context)
         # Found by separate experiments, on the CPU.
         norms = _residual_norms(model) if HIDDEN_SCORES[self._score].rotates else _norms(model, axis)
@@ -181,7 +167,7 @@ class PreparedHidden(PreparedStep):
             stored = tensors_once(
                 context.journal / "shares.safetensors",
                 processes,
-                lambda: self._kept_energy(model, axis, streamed, stays, context),
+                lambda: self._kept_energy(streamed, stays, context),
             )
         shares = {name: float(sums[0] / sums[1]) for name, sums in stored.items()}
         for name, share in shares.items():
@@ -199,11 +185,9 @@ class PreparedHidden(PreparedStep):
             raise SmeltError("the scores of the residual stream are not finite; use other text or another score")
         return _Stays(scores.topk(self._left).indices.sort().values.cpu(), None)
 
-    def _kept_energy(
-        self, model: OpenModel, axis: Axis, streamed: StreamedModel, stays: _Stays, context: RunContext
-    ) -> dict[str, Tensor]:
+    def _kept_energy(self, streamed: StreamedModel, stays: _Stays, context: RunContext) -> dict[str, Tensor]:
         """For each norm, the kept part of its inputs' energy, and the number of tokens."""
-        sums = {norm: torch.zeros(2, dtype=torch.float64) for norm in _norms(model, axis)}
+        sums = {norm: torch.zeros(2, dtype=torch.float64) for norm in _norms(self.model, self._axis)}
         kept = stays.kept.to(context.processes.device)
         rotation = (
             None if stays.rotation is None else stays.rotation.float()[:, stays.kept].to(context.processes.device)
@@ -220,24 +204,24 @@ class PreparedHidden(PreparedStep):
             return add
 
         description = "measuring the energy kept"
-        watch_norms(model, streamed, {norm: adding(total) for norm, total in sums.items()}, context, description)
+        watch_norms(self.model, streamed, {norm: adding(total) for norm, total in sums.items()}, context, description)
         for total in sums.values():
             context.processes.sum_(total)
         return sums
 
     def _compensation(
-        self, source: OpenModel, narrow: OpenModel, axis: Axis, shares: dict[str, float], context: RunContext
+        self, source: OpenModel, narrow: OpenModel, shares: dict[str, float], context: RunContext
     ) -> dict[str, Tensor]:
         """Gains of norms that restore the size of the kept channels; and of the embedding, if needed."""
         found: dict[str, Tensor] = {}
-        left = narrow.skeleton.hidden_size
+        units, left = self._axis.units, narrow.skeleton.hidden_size
         final = None
         for norm, share in shares.items():
             name = f"{norm}.weight"
             key = source.names[name]
-            offset = norm_offset(_own_copy(source, norm), axis.units) or 0.0
+            offset = norm_offset(_own_copy(source, norm), units) or 0.0
             # A norm now divides by the mean over fewer channels, which hold only a share of the energy.
-            factor = (share * axis.units / left) ** 0.5
+            factor = (share * units / left) ** 0.5
             found[key] = ((narrow.weights.load(key).double() + offset) * factor - offset).to(
                 narrow.weights.info(key).dtype
             )
@@ -253,7 +237,7 @@ class PreparedHidden(PreparedStep):
                         " which cannot be compensated; choose another structure"
                     )
                 key = source.names[f"{final}.weight"]
-                offset = norm_offset(_own_copy(source, final), axis.units) or 0.0
+                offset = norm_offset(_own_copy(source, final), units) or 0.0
                 found[key] = ((found[key].double() + offset) * scale - offset).to(found[key].dtype)
         return found
 

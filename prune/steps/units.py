@@ -13,15 +13,14 @@ from ...models.steps.block_loop import run_forward, streamed_model
 from ...models.steps.parts import layers_of
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
-from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
+from ...models.steps.step import Given, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.group_quantizer import reached_notes
 from ...quant.blockwise.guard import LayerGuard
 from ...quant.layer_stats import LayerStats, output_error
 from ...quant.transforms.links import as_rows, weight_rows
-from ...system.errors import Problem, ProblemsError, SmeltError
-from ...system.hardware.machine import human_bytes
+from ...system.errors import SmeltError
 from ...system.hardware.resources import Cost, compute_dtype
 from ...system.storage.activation_store import BATCH_TOKENS
 from ...system.storage.tensor_files import SafetensorsFile
@@ -35,6 +34,7 @@ from ..structure.removable import layer_parts
 from ..structure.slice_width import by_reader, matrices_of_units, slice_width, units_of_blocks
 from ..update.table import UNIT_UPDATES
 from .linear_pruner import LinearPruner
+from .prepared import PreparedPrune
 
 AXES: dict[str, Callable[[OpenModel], Axis]] = {"ffn": axes.feed_forward, "heads": axes.heads}
 _KEPT = "kept:"
@@ -71,32 +71,21 @@ class PruneUnitsStep(Step[PruneChannels | PruneHeads]):
         return PreparedUnits(self, given.model)
 
 
-class PreparedUnits(PreparedStep):
-    """Pruning the channels or heads of one model.
-
-    Args:
-        step: the step.
-        model: the model.
-
-    Raises:
-        ProblemsError: this many cannot be removed.
-    """
+class PreparedUnits(PreparedPrune[PruneChannels | PruneHeads]):
+    """Pruning the channels or heads of one model."""
 
     def __init__(self, step: PruneUnitsStep, model: OpenModel) -> None:
-        self.settings, self.label, self._where = step.settings, step.label, step.where
-        self._score_name, self._score = step.score, UNIT_SCORES[step.score]
-        self._is_even, self.model = step.is_even, model
-        self.reads_text = [f"prune {step.settings.structure}"]
+        super().__init__(step, model)
+        self._score_name, self._score, self._is_even = step.score, UNIT_SCORES[step.score], step.is_even
         try:
             axis = AXES[step.settings.structure](model)
         except SmeltError as error:
-            raise ProblemsError([Problem(f"{step.where}.structure", str(error))]) from None
+            raise self._wrong("structure", error) from None
         self._axis = axis = axis.in_multiples_of(step.settings.multiple)
         self._left = self._units_left()
         self._narrow = self._narrowed()
         if not self._is_even and sum(bool(axis.of_block(block.name)) for block in model.anatomy.blocks) < 2:
-            what = "only one block has them, so there is nothing to allocate"
-            raise ProblemsError([Problem(f"{step.where}.allocation", what)])
+            raise self._wrong("allocation", "only one block has them, so there is nothing to allocate")
         self.output = (
             self._narrow if self._is_even else slice_width(model, axis, worst_case_units(model, axis, self._left))
         )
@@ -143,25 +132,18 @@ class PreparedUnits(PreparedStep):
                 what += f"; heads that can be removed: {', '.join(possible)}"
             raise self._wrong_amount(what) from None
 
-    def _wrong_amount(self, what: str) -> ProblemsError:
-        given = next(name for name in ("count", "ratio", "size") if getattr(self.settings, name) is not None)
-        return ProblemsError([Problem(f"{self._where}.{given}", what)])
-
     def plan(self) -> RecipeStepPlan:
         axis, left = self._axis, self._left
-        before, after = self.model.weights.nbytes, self._narrow.weights.nbytes
         uneven = "" if self._is_even else f" in each layer on average, allocated by {self.settings.allocation},"
         facts = {
-            "structure": self.settings.structure,
             "score": self._score_name,
             "update": self.settings.update,
             "units_before": axis.units,
             "units_after": left,
         }
-        sentence = f"prune {axis.noun} from {axis.units} to {left}{uneven} by {self._score_name}:"
-        sizes = f"{human_bytes(before)} -> {human_bytes(after)}"
+        what = f"{axis.noun} from {axis.units} to {left}{uneven} by {self._score_name}"
         more = {} if self._is_even else {"allocation": self.settings.allocation}
-        return RecipeStepPlan("prune", facts, before, after, f"{sentence} {sizes}", more=more)
+        return self._planned(facts, what, self._narrow, more)
 
     def cost(self, windows: int, length: int) -> Cost:
         model, axis = self.model, self._axis
@@ -192,8 +174,8 @@ class PreparedUnits(PreparedStep):
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, axis = self.model, self._axis
-        context.processes.in_main(lambda: self._try_layout(model, axis, context))
-        parts = self._parts(model, axis, context)
+        context.processes.in_main(lambda: self._try_layout(context))
+        parts = self._parts(context)
         if not context.processes.is_main:
             return None
         files = [SafetensorsFile(part) for part in parts]
@@ -210,11 +192,11 @@ class PreparedUnits(PreparedStep):
             done, chosen = [sentence, UNEVEN_LOADS], {"units": units}
         else:
             done, chosen = [f"{left.pop()} of {axis.units} {axis.noun} are left in each layer"], None
-        settings = self.settings.model_dump(mode="json")
-        return StepRecord("prune", settings, layers_of(parts), model.unknown, chosen, done)
+        return self._record(done, layers_of(parts), chosen)
 
-    def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
+    def _try_layout(self, context: RunContext) -> None:
         """Check that the model computes the same with its units permuted, which confirms their layout."""
+        model, axis = self.model, self._axis
         generator = torch.Generator().manual_seed(context.seed)
         shuffled = {reader: torch.randperm(axis.units, generator=generator) for reader in axis.readers}
         if not computes_the_same(model, slice_width(model, axis, shuffled), context):
@@ -223,29 +205,20 @@ class PreparedUnits(PreparedStep):
                 " not follow; they cannot be pruned"
             )
 
-    def _parts(self, model: OpenModel, axis: Axis, context: RunContext) -> list[Path]:
+    def _parts(self, context: RunContext) -> list[Path]:
         context.journal.mkdir(parents=True, exist_ok=True)
-        pruner = _UnitPruner(model, axis, self, context)
+        pruner = _UnitPruner(self.model, self._axis, self, context)
         run_forward(pruner, pruner.streamed, context)
         return pruner.parts
 
-    def units_of_readers(
-        self, model: OpenModel, axis: Axis, known: Mapping[str, Tensor], context: RunContext
-    ) -> dict[str, int]:
-        """How many units each reader keeps.
-
-        Args:
-            model: the model.
-            axis: the units.
-            known: gradient-based scores.
-            context: the run.
-        """
-        left = self._left
+    def units_of_readers(self, known: Mapping[str, Tensor], context: RunContext) -> dict[str, int]:
+        """How many units each reader keeps, given gradient-based scores."""
+        model, axis, left = self.model, self._axis, self._left
         if self._is_even:
             return dict.fromkeys(axis.readers, left)
 
         def scores(reader: str, weight: Tensor, stats: LayerStats) -> Tensor:
-            return self.scores(model, axis, reader, weight, stats, known.get(reader))
+            return self.scores(reader, weight, stats, known.get(reader))
 
         # Units of a removed part compute nothing, and must not be traded for others.
         part = "mlp" if self.settings.structure == "ffn" else "attention"
@@ -257,12 +230,10 @@ class PreparedUnits(PreparedStep):
     def needs_gradients(self) -> bool:
         return self._score.needs_gradients
 
-    def scores(
-        self, model: OpenModel, axis: Axis, reader: str, weight: Tensor, stats: LayerStats, known: Tensor | None
-    ) -> Tensor:
+    def scores(self, reader: str, weight: Tensor, stats: LayerStats, known: Tensor | None) -> Tensor:
         """The importance of each input unit of a linear."""
-        matrices = partial(matrices_of_units, model, axis, reader)
-        return self._score.compute(UnitFacts(weight, axis.columns, stats.energy, known, matrices))
+        matrices = partial(matrices_of_units, self.model, self._axis, reader)
+        return self._score.compute(UnitFacts(weight, self._axis.columns, stats.energy, known, matrices))
 
     @property
     def refits(self) -> bool:
@@ -284,7 +255,7 @@ class _UnitPruner(LinearPruner):
         if self._step.needs_gradients:
             self._known = first_order(self._model, self._axis, self.streamed, self._context)
         with torch.device("cpu"):
-            self._left = self._step.units_of_readers(self._model, self._axis, self._known, self._context)
+            self._left = self._step.units_of_readers(self._known, self._context)
 
     def pruned(
         self, facts: LinearFacts, module: nn.Module, weight: Tensor, stats: LayerStats
@@ -314,7 +285,7 @@ class _UnitPruner(LinearPruner):
         assert stats.energy is not None
         if not stats.energy.isfinite().all():
             raise SmeltError(f"{reader}: its inputs on the calibration text are not finite; use other text")
-        scores = self._step.scores(self._model, self._axis, reader, weight, stats, self._known.get(reader))
+        scores = self._step.scores(reader, weight, stats, self._known.get(reader))
         if not scores.isfinite().all():
             raise SmeltError(f"{reader}: the scores of its inputs are not finite; use other text or another score")
         return scores.topk(self._left[reader]).indices.sort().values.cpu()

@@ -9,17 +9,17 @@ import torch
 
 from ...models.steps.parts import data_once
 from ...models.steps.smaller_model import write_model
-from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
+from ...models.steps.step import Given, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.structure.open_model import OpenModel
 from ...models.text.text_source import TextSource
 from ...models.text.windows import used_tokens
-from ...system.errors import Problem, ProblemsError, SmeltError
-from ...system.hardware.machine import human_bytes
+from ...system.errors import SmeltError
 from ...system.hardware.resources import Cost
 from ..settings.vocabulary import PruneVocabulary
 from ..structure.axes import vocabulary
 from ..structure.slice_width import slice_width
 from ..structure.vocabulary import Vocabulary, renumbered
+from .prepared import PreparedPrune
 
 
 class PruneVocabularyStep(Step[PruneVocabulary]):
@@ -30,45 +30,32 @@ class PruneVocabularyStep(Step[PruneVocabulary]):
         return f"the vocabulary of {Path(self.settings.corpus).name}"
 
     def prepare(self, given: Given) -> PreparedVocabulary:
-        return PreparedVocabulary(self.settings, self.where, given.model)
+        return PreparedVocabulary(self, given.model)
 
 
-class PreparedVocabulary(PreparedStep):
-    """Pruning the vocabulary of one model.
+class PreparedVocabulary(PreparedPrune[PruneVocabulary]):
+    """Pruning the vocabulary of one model."""
 
-    Args:
-        settings: the recipe's section.
-        where: how messages name the step.
-        model: the model.
-
-    Raises:
-        ProblemsError: the corpus cannot be read, or no token can be removed.
-    """
-
-    def __init__(self, settings: PruneVocabulary, where: str, model: OpenModel) -> None:
-        self.settings, self.model = settings, model
-        self._source = TextSource(settings.corpus, "calibration")
+    def __init__(self, step: PruneVocabularyStep, model: OpenModel) -> None:
+        super().__init__(step, model)
+        self.reads_text = ()
+        self._source = TextSource(step.settings.corpus, "calibration")
         problem = self._source.problem()
         if problem is not None:
-            raise ProblemsError([Problem(f"{where}.corpus", problem)])
+            raise self._wrong("corpus", problem)
         try:
             self._axis, self._kept = vocabulary(model), self._used()
             self.output = self._smaller(self._kept)
         except SmeltError as error:
             field = "corpus" if str(error).startswith(self._source.label) else "structure"
-            raise ProblemsError([Problem(f"{where}.{field}", str(error))]) from None
+            raise self._wrong(field, error) from None
         if len(self._kept) == self._axis.units:
-            what = f"uses all {self._axis.units} tokens, so none can be removed"
-            raise ProblemsError([Problem(f"{where}.corpus", what)])
+            raise self._wrong("corpus", f"uses all {self._axis.units} tokens, so none can be removed")
 
     def plan(self) -> RecipeStepPlan:
-        before, after = self.model.weights.nbytes, self.output.weights.nbytes
         units, left = self._axis.units, len(self._kept)
-        facts = {"structure": "vocabulary", "units_before": units, "units_after": left}
-        sentence = f"prune the vocabulary from {units} to {left} tokens, those of {self._source.label}"
-        return RecipeStepPlan(
-            "prune", facts, before, after, f"{sentence}: {human_bytes(before)} -> {human_bytes(after)}"
-        )
+        what = f"the vocabulary from {units} to {left} tokens, those of {self._source.label}"
+        return self._planned({"units_before": units, "units_after": left}, what, self.output)
 
     def cost(self, windows: int, length: int) -> Cost:
         return Cost(2 * self.model.embedding_bytes(), self.model.weights.nbytes, 0.0)
@@ -80,8 +67,7 @@ class PreparedVocabulary(PreparedStep):
         write_model(self._smaller(kept), model, target)
         Vocabulary(model.directory.path).write(kept, target)
         done = f"{len(kept)} of {self._axis.units} tokens are left, those of {self._source.label} and the tokens they are merged from"
-        settings = self.settings.model_dump(mode="json")
-        return StepRecord("prune", settings, [], model.unknown, None, [done], retokenized=True)
+        return replace(self._record([done]), retokenized=True)
 
     def _smaller(self, kept: list[int]) -> OpenModel:
         model = self.model

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from ...models.checkpoint.writer import Entry, write_checkpoint
 from ...models.steps.block_loop import run_forward, streamed_model
 from ...models.steps.parts import block_files, layers_of, save_part
 from ...models.steps.record import LayerRecord, significant
-from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
+from ...models.steps.smaller_model import write_model
+from ...models.steps.step import Given, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.assignment import named
 from ...quant.blockwise.group_quantizer import reached_notes
@@ -31,6 +31,7 @@ from ..score.weights import WEIGHT_SCORES
 from ..settings.weights import PrunePattern, PruneWeights
 from ..update.table import WEIGHT_UPDATES
 from .linear_pruner import LinearPruner
+from .prepared import PreparedPrune
 
 _NO_FASTER = (
     "its zeros save neither memory nor time here: only the GPU kernels of this runtime use them, and only 2:4 with int4"
@@ -57,21 +58,13 @@ class PruneWeightsStep(Step[PrunePattern | PruneWeights]):
         return PreparedWeights(self, given.model)
 
 
-class PreparedWeights(PreparedStep):
-    """Setting weights of one model to zero.
-
-    Args:
-        step: the step.
-        model: the model.
-
-    Raises:
-        ProblemsError: no linear is selected, or the pattern does not fit one.
-    """
+class PreparedWeights(PreparedPrune[PrunePattern | PruneWeights]):
+    """Setting weights of one model to zero."""
 
     def __init__(self, step: PruneWeightsStep, model: OpenModel) -> None:
+        super().__init__(step, model)
         settings = step.settings
-        self.settings, self.label, self._where = settings, step.label, step.where
-        self._pattern, self._score, self.model = step.pattern, step.score, model
+        self._pattern, self._score = step.pattern, step.score
         self._shares: dict[str, float] = {}
         self._guard = LayerGuard(settings.guard, "remove less, add it to ignore, or set guard.otherwise: warn")
         # lm_head is excluded: it may be tied to the embedding.
@@ -171,18 +164,10 @@ class PreparedWeights(PreparedStep):
         model, parts = self.model, self._parts(context)
         if not context.processes.is_main:
             return None
-        home = {name: file for part in parts for file in [SafetensorsFile(part)] for name in file.tensors}
-        entries: list[Entry] = []
-        for key in model.weights.names():
-            info = model.weights.info(key)
-            source = home.get(key, model.weights)
-            entries.append((key, info, lambda key=key, info=info, source=source: source.load(key).to(info.dtype)))
-        config = model.directory.config_data()
-        write_checkpoint(target, model.directory.path, config, entries, with_code=model.directory.trust_remote_code)
-        settings = self.settings.model_dump(mode="json")
+        home = {name: file for file in map(SafetensorsFile, parts) for name in file.tensors}
+        write_model(model, model, target, home)
         layers = layers_of(parts)
-        done = f"{len(layers)} linears were pruned to {self.label}; {_NO_FASTER}"
-        return StepRecord("prune", settings, layers, model.unknown, None, [done])
+        return self._record([f"{len(layers)} linears were pruned to {self.label}; {_NO_FASTER}"], layers)
 
     def _parts(self, context: RunContext) -> list[Path]:
         context.journal.mkdir(parents=True, exist_ok=True)
