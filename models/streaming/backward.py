@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...system.storage.activation_store import ActivationStore
-from .streamed import HeadFunction, StreamedModel, head_batches
+from .streamed import LOGIT_TOKENS, HeadFunction, StreamedModel
 
 
 class KeptPass:
@@ -49,7 +49,7 @@ class KeptPass:
             flow: where gradients are written.
             ascent: maps the logits of some windows to the gradient of the measured quantity.
         """
-        for batch in head_batches(self.stores[-1]):
+        for batch in self.stores[-1].batches(LOGIT_TOKENS):
             hidden = self.stores[-1].read(batch).requires_grad_()
             with torch.enable_grad():
                 logits = function.traced(hidden)

@@ -178,14 +178,6 @@ class StreamedModel:
             return self.weights.load(key).to(self.device)
 
 
-def head_batches(store: ActivationStore) -> Iterator[slice]:
-    """Windows whose logits fit in memory together."""
-    windows, length, _ = store.shape
-    size = max(1, LOGIT_TOKENS // length)
-    for start in range(0, windows, size):
-        yield slice(start, min(start + size, windows))
-
-
 class HeadFunction:
     """Applies a model's final norm and output head, through the model's own forward code.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...models.steps.block_loop import forward
 from ...models.steps.step import RunContext
-from ...models.streaming.streamed import StreamedModel, head_batches
+from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...system.errors import SmeltError
 from ..structure.axes import Axis
@@ -123,7 +123,7 @@ def watch_norms(
         outside = {name: add for name, add in read.items() if not name.startswith(f"{streamed.skeleton.blocks_name}.")}
         head = streamed.head()
         with _hooked(streamed.skeleton.model, outside):
-            for batch in head_batches(store) if outside else ():
+            for batch in store.batches(LOGIT_TOKENS) if outside else ():
                 head(store.read(batch))
 
 

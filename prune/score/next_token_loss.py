@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ...models.streaming.streamed import HeadFunction, head_batches
+from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction
 from ...system.storage.activation_store import ActivationStore
 
 
@@ -18,7 +18,7 @@ def next_token_loss(head: HeadFunction, store: ActivationStore, tokens: Tensor) 
         tokens: the windows, ``[windows, length]``.
     """
     lost, count = 0.0, 0
-    for part in head_batches(store):
+    for part in store.batches(LOGIT_TOKENS):
         logits = head(store.read(part))[:, :-1].float()
         wanted = tokens[part, 1:].to(logits.device)
         lost += cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum").item()

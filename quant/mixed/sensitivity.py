@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ...models.steps.block_loop import BackwardJob, each_block, kept_pass, run_backward
 from ...models.steps.parts import Measured, block_files, load_data
 from ...models.streaming.backward import KeptPass
-from ...models.streaming.streamed import HeadFunction, StreamedModel, head_batches
+from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...system.processes.process_group import Processes
 from ...system.progress import Progress
@@ -320,7 +320,7 @@ class _Divergence(_Measurement):
             store = stores[place] if stores else original
             mine = {name: each[candidate] for name, each in changes.items()}
             total = 0.0
-            for batch in head_batches(original):
+            for batch in original.batches(LOGIT_TOKENS):
                 unchanged = function(original.read(batch))
                 with _changed(mine, {head: function.module}):
                     total += divergence(unchanged, function(store.read(batch)))

@@ -18,9 +18,9 @@ BATCH_TOKENS = 2048
 _CPU = torch.device("cpu")
 
 
-def windows_a_batch(length: int) -> int:
-    """How many windows of so many tokens belong to one forward pass."""
-    return max(1, BATCH_TOKENS // length)
+def windows_a_batch(length: int, tokens: int = BATCH_TOKENS) -> int:
+    """How many windows of a length belong to one pass over about so many tokens; by default to a forward pass."""
+    return max(1, tokens // length)
 
 
 class ActivationStore:
@@ -30,7 +30,7 @@ class ActivationStore:
     pass, is dropped when memory is short, and never counts as this process's memory.
 
     Args:
-        shape: windows, length and width.
+        shape: windows, length and width; kept as an attribute.
         dtype: of the numbers.
         directory: where to put the file; it is removed by :meth:`close`.
         device: where what is read goes; the CPU by default.
@@ -43,7 +43,7 @@ class ActivationStore:
         directory: Path,
         device: torch.device = _CPU,
     ) -> None:
-        self._shape = shape
+        self.shape = shape
         self._dtype = dtype
         self._device = device
         self._directory = directory
@@ -52,49 +52,44 @@ class ActivationStore:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         self._window = shape[1] * shape[2] * dtype.itemsize
 
-    def batches(self) -> Iterator[slice]:
-        """Windows that belong to one forward pass, in order."""
-        windows, length, _ = self._shape
-        size = windows_a_batch(length)
+    def batches(self, tokens: int = BATCH_TOKENS) -> Iterator[slice]:
+        """Windows that belong to one pass over about so many tokens, in order; by default to a forward pass."""
+        windows, length, _ = self.shape
+        size = windows_a_batch(length, tokens)
         for start in range(0, windows, size):
             yield slice(start, min(start + size, windows))
 
     def beside(self, width: int, windows: int | None = None) -> ActivationStore:
         """A new store for other activations of the same tokens, or of another number of windows."""
-        count, length, _ = self._shape
+        count, length, _ = self.shape
         shape = (count if windows is None else windows, length, width)
         return ActivationStore(shape, self._dtype, self._directory, self._device)
 
     def read(self, batch: slice) -> Tensor:
         """A copy of some windows."""
-        start, stop, _ = batch.indices(self._shape[0])
-        hidden = torch.empty(stop - start, *self._shape[1:], dtype=self._dtype, device=_CPU)
+        start, stop, _ = batch.indices(self.shape[0])
+        hidden = torch.empty(stop - start, *self.shape[1:], dtype=self._dtype, device=_CPU)
         _whole(os.preadv, self._file, _bytes(hidden), start * self._window, self._path)
         return hidden.to(self._device)
 
     def gather(self, windows: Sequence[int]) -> Tensor:
         """A copy of windows that need not lie side by side."""
-        hidden = torch.empty(len(windows), *self._shape[1:], dtype=self._dtype, device=_CPU)
+        hidden = torch.empty(len(windows), *self.shape[1:], dtype=self._dtype, device=_CPU)
         for place, window in enumerate(windows):
             _whole(os.preadv, self._file, _bytes(hidden[place]), window * self._window, self._path)
         return hidden.to(self._device)
 
     def write(self, batch: slice, hidden: Tensor) -> None:
         """Replace some windows."""
-        start, _, _ = batch.indices(self._shape[0])
+        start, _, _ = batch.indices(self.shape[0])
         try:
             _whole(os.pwritev, self._file, _bytes(hidden.to(_CPU, self._dtype)), start * self._window, self._path)
         except OSError as error:
-            raise disk_error(error, self._path, self._shape[0] * self._window) from None
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Windows, length and width."""
-        return self._shape
+            raise disk_error(error, self._path, self.shape[0] * self._window) from None
 
     @property
     def tokens(self) -> int:
-        return self._shape[0] * self._shape[1]
+        return self.shape[0] * self.shape[1]
 
     def close(self) -> None:
         """Remove the file."""

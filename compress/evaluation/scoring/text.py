@@ -216,7 +216,7 @@ def likelihood(reading: Reading, name: str) -> Text:
         SmeltError: it gives NaN.
     """
     sums: list[float] = []
-    for part in _parts(reading):
+    for part in reading.store.batches(LOGIT_TOKENS):
         sums += _nll(reading.head(reading.store.read(part)), reading.excerpt.windows.tokens[part])
     return text_result(reading.excerpt, sums, name, reading.computed_by)
 
@@ -234,7 +234,7 @@ def divergence(baseline: Reading, reading: Reading, names: tuple[str, str]) -> t
     kl: list[float] = []
     agreement: list[float] = []
     comparable = True
-    for part in _parts(baseline):
+    for part in baseline.store.batches(LOGIT_TOKENS):
         tokens = baseline.excerpt.windows.tokens[part]
         before, after = (each.head(each.store.read(part)) for each in (baseline, reading))
         sums[0].extend(_nll(before, tokens))
@@ -258,12 +258,6 @@ def divergence(baseline: Reading, reading: Reading, names: tuple[str, str]) -> t
 
 def _text_over(excerpt: Excerpt, sums: list[float], like: Text) -> Text:
     return text_result(excerpt, sums, "a model", like.computed_by)
-
-
-def _parts(reading: Reading) -> list[slice]:
-    windows, length = reading.excerpt.windows.tokens.shape
-    size = max(1, LOGIT_TOKENS // length)
-    return [slice(start, min(start + size, windows)) for start in range(0, windows, size)]
 
 
 def _nll(logits: Tensor, tokens: Tensor) -> list[float]:
