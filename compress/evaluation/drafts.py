@@ -94,14 +94,8 @@ def measure_drafts(
     Raises:
         SmeltError: the drafter is of no use to it, or it cannot be served.
     """
-    options = replace(
-        engine,
-        drafter=drafter.name if drafter.path is None else str(drafter.path),
-        max_model_len=settings.prompt + settings.generate + 1,
-        max_num_seqs=max(1, *settings.concurrency),
-        enable_prefix_caching=False,
-        quiet=True,
-    )
+    name = drafter.name if drafter.path is None else str(drafter.path)
+    options = replace(settings.engine(engine), drafter=name)
     progress.say(f"loading {subject.name} with its drafter")
     asked = sorted(set(settings.concurrency))
     turns: dict[int, list[dict[str, Any]]] = {concurrency: [] for concurrency in asked}

@@ -10,18 +10,10 @@ FIRST = 64
 _SEED = 0
 
 
-def parts(count: int, first: int = FIRST) -> Iterator[list[int]]:
-    """Items in random order, which is always the same; each part but the first is as large as all before it.
-
-    Args:
-        count: of the items.
-        first: how many the first part has.
-
-    Yields:
-        Some items' numbers, ascending.
-    """
+def parts(count: int) -> Iterator[list[int]]:
+    """Numbers of items in random order, which is always the same; each part, ascending, is as large as all before it."""
     order = random.Random(_SEED).sample(range(count), count)
-    done, size = 0, first
+    done, size = 0, FIRST
     while done < count:
         yield sorted(order[done : done + size])
         done += size

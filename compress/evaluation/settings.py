@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -30,6 +31,16 @@ class SpeedSettings(RecipeModel):
         ge=1,
         description="Rounds, in each of which the models take turns; medians are reported. Intervals need at least six.",
     )
+
+    def engine(self, config: EngineConfig) -> EngineConfig:
+        """How checkpoints are computed, changed for the load."""
+        return replace(
+            config,
+            max_model_len=self.prompt + self.generate + 1,
+            max_num_seqs=max(1, *self.concurrency),
+            enable_prefix_caching=False,
+            quiet=True,
+        )
 
     def within(self, positions: int) -> SpeedSettings | Literal[False]:
         """The same load, shortened to a model's maximum positions; False if no prompt fits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +59,8 @@ def measure_speed(
     settings: SpeedSettings,
     progress: Progress,
     *,
-    servers: Sequence[RemoteModel] = (),
-    engine: EngineConfig | None = None,
+    servers: Sequence[RemoteModel],
+    engine: EngineConfig,
 ) -> tuple[list[Speed], MachineRates | None]:
     """Measure the speed of checkpoints, and of models behind servers.
 
@@ -69,7 +69,7 @@ def measure_speed(
         settings: how.
         progress: shows progress.
         servers: take turns with the checkpoints if these take turns.
-        engine: how they are served; the defaults if None.
+        engine: how they are served.
 
     Returns:
         Each one's speed, those of servers last, and the machine's rates unless there are servers only.
@@ -77,7 +77,6 @@ def measure_speed(
     Raises:
         SmeltError: a checkpoint cannot be served, or a server fails.
     """
-    engine = engine or EngineConfig()
     where = device_named(engine.device)
     on_cpu = where.type == "cpu"
     devices = _devices(engine.ranks, on_cpu=on_cpu)
@@ -87,15 +86,7 @@ def measure_speed(
     groups: list[tuple[list[MeasuredCheckpoint], list[RemoteModel]]] = [(list(served), list(servers))]
     if not together:
         groups = [*(([each], []) for each in served), *([([], list(servers))] if servers else [])]
-    options = asdict(
-        replace(
-            engine,
-            max_model_len=settings.prompt + settings.generate + 1,
-            max_num_seqs=max(1, *settings.concurrency),
-            enable_prefix_caching=False,
-            quiet=True,
-        )
-    )
+    options = asdict(settings.engine(engine))
     found: list[Speed] = []
     rates: MachineRates | None = None
     for group, remote in groups:

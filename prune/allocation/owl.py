@@ -11,24 +11,23 @@ from torch import Tensor
 MULTIPLE, REACH = 5.0, 0.08
 
 
-def outlier_share(scores: Iterable[Tensor], multiple: float = MULTIPLE) -> float:
+def outlier_share(scores: Iterable[Tensor]) -> float:
     """The share of a layer's scores above a multiple of their mean."""
     each = [score.float().flatten() for score in scores]
     count = sum(score.numel() for score in each)
     mean = sum(score.sum(dtype=torch.float64).item() for score in each) / count
-    return sum(int((score > multiple * mean).sum()) for score in each) / count
+    return sum(int((score > MULTIPLE * mean).sum()) for score in each) / count
 
 
-def by_outliers(shares: Sequence[float], sparsity: float, reach: float = REACH) -> list[float]:
+def by_outliers(shares: Sequence[float], sparsity: float) -> list[float]:
     """The sparsity of each layer: lower with more outliers, with the requested average over layers.
 
     Args:
         shares: each layer's share of outliers.
         sparsity: the average.
-        reach: half the difference between the densest and the sparsest layer.
     """
     ratios = torch.tensor(shares, dtype=torch.float64)
     apart = ratios.max() - ratios.min()
-    scaled = (ratios - ratios.min()) / apart * 2 * reach if apart > 0 else torch.zeros_like(ratios)
+    scaled = (ratios - ratios.min()) / apart * 2 * REACH if apart > 0 else torch.zeros_like(ratios)
     density = scaled - scaled.mean() + (1 - sparsity)
     return (1 - density).clamp(0.0, 0.999).tolist()
