@@ -229,37 +229,30 @@ def _quantization(checkpoint: Path) -> dict[str, Any] | None:
     return _config(checkpoint).get("quantization_config")
 
 
-def _is_uneven(checkpoint: Path) -> bool:
-    return LAYER_SIZES in _config(checkpoint)
-
-
 def _config(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
 
 
 def _loading(checkpoint: Path) -> list[str]:
-    with_plug_in = [
-        "from smelt.compress import config_for",
-        "",
-        'model = AutoModelForCausalLM.from_pretrained("PATH", config=config_for("PATH"))',
-    ]
-    if _is_uneven(checkpoint):
-        return with_plug_in
-    quantization = _quantization(checkpoint)
-    if quantization is None:
-        return ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")']
-    schemes = StoredSchemes(quantization)
-    needs = schemes.needs(CheckpointWeights(checkpoint).names())
-    if needs == "nothing":
-        return ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")']
-    if needs == "plug-in":
-        return with_plug_in
-    return [
-        "from transformers import CompressedTensorsConfig",
-        "",
-        "plain = CompressedTensorsConfig(dequantize=True)",
-        'model = AutoModelForCausalLM.from_pretrained("PATH", quantization_config=plain)',
-    ]
+    quantization, needs = _quantization(checkpoint), "nothing"
+    if LAYER_SIZES in _config(checkpoint):
+        needs = "plug-in"
+    elif quantization is not None:
+        needs = StoredSchemes(quantization).needs(CheckpointWeights(checkpoint).names())
+    return {
+        "nothing": ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")'],
+        "plug-in": [
+            "from smelt.compress import config_for",
+            "",
+            'model = AutoModelForCausalLM.from_pretrained("PATH", config=config_for("PATH"))',
+        ],
+        "dequantizing": [
+            "from transformers import CompressedTensorsConfig",
+            "",
+            "plain = CompressedTensorsConfig(dequantize=True)",
+            'model = AutoModelForCausalLM.from_pretrained("PATH", quantization_config=plain)',
+        ],
+    }[needs]
 
 
 def portable(data: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +45,8 @@ def rounding_by_token() -> Iterator[None]:
         scale, zero = theirs(value[None], args, module, global_scale)
         return scale[0], None if zero is None else zero[0]
 
-    forward.compute_dynamic_scales_and_zp = by_token
-    try:
+    with patch.object(forward, "compute_dynamic_scales_and_zp", by_token):
         yield
-    finally:
-        forward.compute_dynamic_scales_and_zp = theirs
 
 
 def logits_claim(tokens: Tensor, logits: Tensor, arguments: dict[str, Any]) -> LogitsClaim:

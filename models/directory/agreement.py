@@ -109,10 +109,10 @@ def _beyond(model: Any, wanted: Mapping[str, torch.Tensor], others: Mapping[str,
 
     Some families ship layers that transformers ignores, such as those for multi-token prediction.
     """
-    known = {_numberless(name) for name in wanted}
+    known = {numberless(name) for name in wanted}
     left_out = getattr(type(model), "_keys_to_ignore_on_load_unexpected", None) or []
     for name, key in others.items():
-        if _numberless(name) in known and not any(re.search(pattern, name) for pattern in left_out):
+        if numberless(name) in known and not any(re.search(pattern, name) for pattern in left_out):
             return [
                 Problem(
                     key,
@@ -123,5 +123,6 @@ def _beyond(model: Any, wanted: Mapping[str, torch.Tensor], others: Mapping[str,
     return []
 
 
-def _numberless(name: str) -> str:
+def numberless(name: str) -> str:
+    """A tensor's name with ``*`` for the numbers of its layer and expert."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)

@@ -13,6 +13,7 @@ from ...system.hardware.machine import human_bytes
 from ...system.storage.new_directory import RECORD
 from ..checkpoint.stored_shapes import METHODS, PARTS, WORDS
 from ..checkpoint.weights import CheckpointWeights
+from .agreement import numberless
 from .directory import ModelDirectory
 from .find import find_checkpoint
 
@@ -85,11 +86,11 @@ def inspect(checkpoint: str | Path) -> Inspection:
         inputs = [n for n in beside if n.startswith(prefix + "input_")]
         size = sum(weights.info(n).nbytes for n in (*parts, *inputs))
         label = _label_of(prefix.removesuffix("."), quantization) or scheme
-        gathered[_pattern(prefix + "weight"), label].append([_numel(weights, prefix, parts), size])
+        gathered[numberless(prefix + "weight"), label].append([_numel(weights, prefix, parts), size])
     for prefix in sorted(n.removesuffix("qweight") for n in weights.names() if n.endswith(".qweight")):
         parts = [prefix + part for part in WORDS if weights.has(prefix + part)]
         size = sum(weights.info(n).nbytes for n in parts)
-        gathered[_pattern(prefix + "weight"), scheme].append([_numel_of_words(weights, prefix, parts), size])
+        gathered[numberless(prefix + "weight"), scheme].append([_numel_of_words(weights, prefix, parts), size])
     for tensor in dense_names:
         if tensor.removesuffix("weight") in packed or (
             tensor.rpartition(".")[0] + "." in packed and ".input_" in tensor
@@ -97,7 +98,7 @@ def inspect(checkpoint: str | Path) -> Inspection:
             continue
         info = weights.info(tensor)
         label = str(info.dtype).removeprefix("torch.")
-        gathered[_pattern(tensor), label].append([info.nbytes // info.dtype.itemsize, info.nbytes])
+        gathered[numberless(tensor), label].append([info.nbytes // info.dtype.itemsize, info.nbytes])
     groups = [
         TensorGroup(pattern, len(sizes), label, sum(n for n, _ in sizes), sum(b for _, b in sizes))
         for (pattern, label), sizes in gathered.items()
@@ -149,10 +150,6 @@ def terminal(found: Inspection) -> None:
     console.print(
         f"{found.original_bytes / max(found.bytes, 1):.2f}x smaller than the original ({about}{human_bytes(found.original_bytes)})"
     )
-
-
-def _pattern(name: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
 def _numel(weights: CheckpointWeights, prefix: str, parts: list[str]) -> int:

@@ -96,6 +96,17 @@ def experiment(skeleton: Skeleton, anatomy: BlockAnatomy) -> Iterator[tuple[nn.M
         yield block, call.map(lambda t: t.double() if t.is_floating_point() else t)
 
 
+@contextmanager
+def put_back(block: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """A block's parameters by name, which it gets back when the context ends."""
+    kept = {name: parameter.data.clone() for name, parameter in block.named_parameters()}
+    try:
+        yield kept
+    finally:
+        for name, parameter in block.named_parameters():
+            parameter.data.copy_(kept[name])
+
+
 def inputs_of(modules: Mapping[Key, nn.Module], block: nn.Module, call: BlockCall, hidden: Tensor) -> dict[Key, Tensor]:
     """What some modules of a block read, as rows."""
     seen: dict[Key, Tensor] = {}

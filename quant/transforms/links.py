@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ...models.structure.anatomy import BlockAnatomy, SharedInput, is_linear
 from ...models.structure.block_calls import BlockCall
-from ...models.structure.feeders import TOKENS, all_experts, experiment, find_feeders, group_inputs, inputs_of
+from ...models.structure.feeders import TOKENS, all_experts, experiment, find_feeders, group_inputs, inputs_of, put_back
 from ...models.structure.open_model import OpenModel
 from ...models.structure.skeleton import Skeleton
 from ..layer_stats import LayerStats
@@ -175,14 +175,10 @@ def norm_offset(norm: nn.Module, width: int) -> float | None:
 def _keeps_the_function(block: nn.Module, call: BlockCall, hidden: Tensor, link: LinkNames) -> bool:
     before = call.run(block, hidden.clone())
     weights = block_weights(block, torch.float64)
-    kept = {name: parameter.data.clone() for name, parameter in block.named_parameters()}
     nothing = LayerStats(None, torch.zeros(0, 0), 0)
     bound = bind(link, weights, dict.fromkeys(link.groups, nothing), {}, torch.float64)
     generator = torch.Generator().manual_seed(3)
-    try:
+    with put_back(block):
         bound.move(0.5 + torch.rand(bound.size, generator=generator, dtype=torch.float64))
         after = call.run(block, hidden.clone())
-    finally:
-        for name, parameter in block.named_parameters():
-            parameter.data.copy_(kept[name])
     return bool((after - before).abs().max() <= _TOLERANCE * before.abs().max())

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...models.structure.anatomy import BlockAnatomy
 from ...models.structure.attention import head_width
 from ...models.structure.block_calls import BlockCall, head_replaced, holding, outer_parameters, set_tensor, stubbed
-from ...models.structure.feeders import TOKENS, experiment
+from ...models.structure.feeders import TOKENS, experiment, put_back
 from ...models.structure.skeleton import Skeleton
 from .links import LinkNames, as_rows, norm_offset, weight_rows
 from .rotation import Rotation
@@ -201,19 +201,15 @@ def _commutes(block: nn.Module, call: BlockCall, width: int, residual: BlockResi
     rotation = Rotation.random(width, generator, keep_ones=residual.centred)
     head_rotation = Rotation.random(residual.heads.width, generator) if residual.heads else None
     before = rotation.apply(call.run(block, hidden.clone()))
-    kept = {name: parameter.data.clone() for name, parameter in block.named_parameters()}
+    with put_back(block) as kept:
 
-    def load(name: str) -> Tensor:
-        return as_rows(block.get_submodule(name.rpartition(".")[0]), kept[name])
+        def load(name: str) -> Tensor:
+            return as_rows(block.get_submodule(name.rpartition(".")[0]), kept[name])
 
-    try:
         for name, parameter in block.named_parameters():
             edited = residual.edited(name, load, rotation, head_rotation)
             as_rows(block.get_submodule(name.rpartition(".")[0]), parameter.data).copy_(edited)
         after = call.run(block, rotation.apply(hidden))
-    finally:
-        for name, parameter in block.named_parameters():
-            parameter.data.copy_(kept[name])
     return _same(after, before)
 
 

@@ -144,7 +144,7 @@ class Output:
     def forget_intermediate(self) -> None:
         """Remove what only an unfinished run needs."""
         for entry in self.journal.iterdir():
-            if entry.name not in (_MARK, "lock"):
+            if entry.name not in (_MARK, "lock"):  # the mark is replaced, never absent: it says whose directory this is
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def _is_bare(self) -> bool:
@@ -209,9 +209,7 @@ class Output:
             shutil.rmtree(self.path / name, ignore_errors=True)
         for name in _FILES:
             (self.path / name).unlink(missing_ok=True)
-        for entry in self.journal.iterdir():
-            if entry.name not in (_MARK, "lock"):  # the mark is replaced, never absent: it says whose directory this is
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        self.forget_intermediate()
 
 
 def _differences(old: Any, new: Any, place: str = "") -> list[str]:
