@@ -95,10 +95,9 @@ def run(
     over = shards(processes) if any(step.training for step in steps_of(recipe)) else 1
     plan = Plan.make(recipe, fresh=fresh, processes=processes.here, shards=over)
     raise_problems([*plan.problems, *_sharing_problems(plan, processes.count)])
-    assert plan.model is not None
     recipe = plan.recipe
     # From here on the first process changes files that the others' plans have checked.
-    identity = run_identity(recipe, plan.steps, plan.model, plan.adapter)
+    identity = run_identity(recipe, plan.steps, plan.opened, plan.adapter)
     processes.agree("a recipe, model or version", digest(identity))
     show = Progress(progress and processes.is_main)
     if 2 * plan.cost.memory > available_memory():
@@ -155,8 +154,7 @@ def _context(
 def _make_checkpoint(
     plan: Plan, output: Output, tokens: torch.Tensor, name: str, show: Progress, processes: Processes
 ) -> None:
-    assert plan.model is not None
-    recipe, model = plan.recipe, plan.model
+    recipe, model = plan.recipe, plan.opened
     dtype = compute_dtype(model.dtype, recipe.calibrate.device)
     processes.broadcast(lambda: ({"tokens": tokens}, None))
     records, worked_on, tokens = _run_steps(plan, output, tokens, show, processes)
@@ -200,8 +198,7 @@ def _run_steps(
         The records of steps, without the last one's in processes that write nothing; the model that the last step
         worked on; and the calibration windows as it read them.
     """
-    assert plan.model is not None
-    model, records = plan.model, []
+    model, records = plan.opened, []
     last = len(plan.steps) - 1
     for number in range(last):
         context = _context(plan, model, output, number, tokens, show, processes)
@@ -215,10 +212,9 @@ def _run_steps(
 
 def _ready(plan: Plan, number: int, model: OpenModel) -> PreparedStep:
     """A step, prepared for its actual model: the plan knew only shapes of what earlier steps leave."""
-    assert plan.model is not None
     if number == 0:
         return plan.prepared[0]
-    return plan.steps[number].prepare(Given(model, plan.model, plan.recipe.calibrate.device != "cpu"))
+    return plan.steps[number].prepare(Given(model, plan.opened, plan.recipe.calibrate.device != "cpu"))
 
 
 def _data(recipe: Recipe, tokens: torch.Tensor) -> dict[str, Any]:
@@ -259,7 +255,6 @@ def _as_read(tokens: torch.Tensor, done: StepRecord, before: ModelDirectory, aft
 
 def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) -> RunResult:
     """Measure the checkpoint and the original; an interrupted run leaves a partial report and can continue."""
-    assert plan.model is not None
     subjects = _subjects(plan, output, name, why_not_served(plan))
     settings = plan.recipe.evaluate or Evaluate(samples=0, speed=False)
     title = f"{name} compressed by Smelt"
@@ -274,7 +269,7 @@ def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) 
         journal = output.journal / "evaluation"
         return Evaluation(of, settings, plan.tasks, journal, show, title=title, drafter=drafter, wanted=wanted)
 
-    original = plan.model.directory
+    original = plan.opened.directory
 
     def card(report: ReportData) -> None:
         write_card(report, output.checkpoint, original)
@@ -290,17 +285,15 @@ def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) 
 
 def why_not_served(plan: Plan) -> str | None:
     """Why the runtime cannot serve the models here; None if it can."""
-    assert plan.model is not None
     if plan.adapter is not None:
         return "the adapter is not in the original's files"
-    fits = whole_model_bytes(plan.model) <= available_memory()
+    fits = whole_model_bytes(plan.opened) <= available_memory()
     return None if fits else "the models do not fit in memory at once"
 
 
 def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list[Subject]:
     """The original and the result: served by the runtime, or, for a given reason, read block by block."""
-    model = plan.model
-    assert model is not None
+    model = plan.opened
     trust = model.directory.trust_remote_code
     directory = ModelDirectory(output.checkpoint.name, output.checkpoint, trust)
     facts = json.loads((output.checkpoint / RECORD).read_text(encoding="utf-8"))
@@ -335,9 +328,8 @@ def _calibration(plan: Plan, journal: Path, shared: Path | None, show: Progress)
 
     If no step reads text they are a few random ones, for checking the result.
     """
-    assert plan.model is not None
     if not plan.text:
-        return random_windows(plan.model)
+        return random_windows(plan.opened)
     windows = plan.calibration
     kept = journal / "calibration.safetensors"
     if kept.exists():

@@ -129,6 +129,12 @@ class Plan:
                     problems += [Problem("data", line) for line in str(error).split("\n")]
         return cls(recipe, model, steps, problems, cost, adapter, calibration, tasks, prepared, text)
 
+    @property
+    def opened(self) -> OpenModel:
+        """The model, of a plan that got as far."""
+        assert self.model is not None
+        return self.model
+
     def as_data(self) -> dict[str, Any]:
         """The plan as plain data."""
         data: dict[str, Any] = {"model": self.recipe.model, "output": self.recipe.output}
@@ -162,8 +168,7 @@ class Plan:
 
     def loaders(self) -> list[Loader]:
         """Which other programs will load the result; for a recipe without problems."""
-        assert self.model is not None
-        return loaders(facts_of_plan(self.model.directory.path, self.prepared[-1]))
+        return loaders(facts_of_plan(self.opened.directory.path, self.prepared[-1]))
 
     def seconds(self) -> float:
         """A rough estimate of the time, from a matrix product timed now."""
@@ -176,8 +181,7 @@ class Plan:
         asked = self.recipe.evaluate
         if not asked or not (asked.tasks or asked.samples or asked.speed) or self.adapter is not None:
             return 0
-        assert self.model is not None
-        both = self.model.weights.nbytes, self.prepared[-1].plan().checkpoint_bytes
+        both = self.opened.weights.nbytes, self.prepared[-1].plan().checkpoint_bytes
         return int(sum(WIDER * each + LIBRARIES for each in both))
 
     def terminal(self) -> str:

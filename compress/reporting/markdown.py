@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..results.report import ReportData
-from ..results.result import ModelResult, Speed
+from ..results.result import Change, ModelResult, Speed
 from ..results.wording import (
     bytes_,
     factor,
@@ -260,9 +260,11 @@ def _with_range(speed: Speed, what: str) -> str:
 
 def _load_change(model: ModelResult, concurrency: int) -> str:
     change = model.against.loads.get(str(concurrency)) if model.against else None
-    if change is None:
-        return ""
-    return ", ".join(filter(None, [speedup(change.ratio), interval(change.interval, times), noise(change)]))
+    return "" if change is None else _speedup(change, times)
+
+
+def _speedup(change: Change, say: Callable[[float], str]) -> str:
+    return ", ".join(filter(None, [speedup(change.ratio), interval(change.interval, say), noise(change)]))
 
 
 def _reasons(report: ReportData) -> list[str]:
@@ -287,16 +289,7 @@ def drafts_section(report: ReportData) -> list[str]:
                 str(load.concurrency),
                 number(load.alone.median),
                 number(load.drafted.median),
-                ", ".join(
-                    filter(
-                        None,
-                        [
-                            speedup(load.speedup.ratio),
-                            interval(load.speedup.interval, factor),
-                            noise(load.speedup),
-                        ],
-                    )
-                ),
+                _speedup(load.speedup, factor),
                 "" if load.tokens_per_verification is None else f"{load.tokens_per_verification:.2f}",
                 "" if load.accepted is None else share(load.accepted),
                 ", ".join(share(each) for each in load.accepted_by_position),
