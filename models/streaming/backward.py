@@ -35,9 +35,7 @@ class KeptPass:
         after = before.beside(before.shape[2])
         self.stores.append(after)
         with self._streamed.block(index) as block:
-            for batch in before.batches():
-                hidden = before.read(batch)
-                after.write(batch, self._streamed.call(index, hidden).run(block, hidden))
+            self._streamed.run_block(index, block, before, after)
 
     def head_backward(
         self, function: HeadFunction, flow: ActivationStore, ascent: Callable[[Tensor, slice], Tensor]

@@ -140,11 +140,13 @@ class StreamedModel:
             cast.remove()
         return store
 
-    def run_block(self, index: int, block: nn.Module, store: ActivationStore) -> None:
-        """Replace the activations in ``store`` by the outputs of ``block``."""
+    def run_block(
+        self, index: int, block: nn.Module, store: ActivationStore, into: ActivationStore | None = None
+    ) -> None:
+        """Replace the activations in ``store`` by the outputs of ``block``, or write these into another store."""
         for batch in store.batches():
             hidden = store.read(batch)
-            store.write(batch, self.call(index, hidden).run(block, hidden))
+            (into or store).write(batch, self.call(index, hidden).run(block, hidden))
 
     def final_hidden(self, tokens: Tensor, progress: Progress, description: str) -> ActivationStore:
         """Hidden states after the last block, for token ids ``[windows, length]``."""

@@ -310,13 +310,11 @@ class _Scores:
                     target.write(batch, source.read(batch))
             return
         with self._streamed.block(index) as block:
+            if not without:
+                self._streamed.run_block(index, block, source, target)
+                return
             for batch in source.batches():
-                hidden = source.read(batch)
-                if without:
-                    hidden = self._removable.without(index, self._streamed, block, hidden)
-                else:
-                    hidden = self._streamed.call(index, hidden).run(block, hidden)
-                target.write(batch, hidden)
+                target.write(batch, self._removable.without(index, self._streamed, block, source.read(batch)))
 
     def _loss(self, head: HeadFunction, store: ActivationStore) -> float:
         """Mean next-token loss over the windows of all processes."""

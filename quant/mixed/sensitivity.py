@@ -306,9 +306,7 @@ class _Divergence(_Measurement):
             for (unit, candidate), source, target in zip(variants, sources, targets, strict=True):
                 mine = {name: each[candidate] for name, each in changes.items() if name in unit.linears}
                 with _changed(mine, modules):
-                    for batch in source.batches():
-                        hidden = source.read(batch)
-                        target.write(batch, self._streamed.call(index, hidden).run(block, hidden))
+                    self._streamed.run_block(index, block, source, target)
 
     def _compared(
         self, variants: list[tuple[Unit, int]], stores: list[ActivationStore], kept: KeptPass
