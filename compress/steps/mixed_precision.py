@@ -282,16 +282,9 @@ class MixedPrecision:
         )
         found = kept.read()
         if found is None:
-            measured = SensitivityInputs(
-                model,
-                choices.units,
-                Roundings(model, [each.of(model) for each in self._assignments], ranges, self._dtype(model)),
-                context.tokens,
-                self._dtype(model),
-                context.seed,
-                context.journal / "sensitivity",
-                context.progress,
-            )
+            dtype = self._dtype(model)
+            roundings = Roundings(model, [each.of(model) for each in self._assignments], ranges, dtype)
+            measured = SensitivityInputs(model, choices.units, roundings, replace(context, dtype=dtype))
             found = (kl_losses if loss == "kl" else fisher_losses)(measured)
             kept.write(found)
         return found

@@ -98,17 +98,7 @@ def _by_sensitivity(
     levels = [sparsity + (place - LEVELS // 2) * _APART for place in range(LEVELS)]
     levels = sorted({min(_MOST, max(0.0, round(level, 4))) for level in levels} | {sparsity})
     units = [Unit(each.name, (each.name,), ((each.name,),)) for each in facts]
-    measured = SensitivityInputs(
-        model,
-        units,
-        _Sparsities(levels, context.dtype),
-        context.tokens,
-        context.dtype,
-        context.seed,
-        context.journal / "sensitivity",
-        context.progress,
-    )
-    losses = fisher_losses(measured)
+    losses = fisher_losses(SensitivityInputs(model, units, _Sparsities(levels, context.dtype), context))
     kept = [[round(each.numel * (1 - level)) for level in levels] for each in facts]
     for unit in losses:
         if not any(unit):  # an expert without tokens has no scores and gets the average

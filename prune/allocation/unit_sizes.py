@@ -85,18 +85,9 @@ def shared_out_units(
         units = [
             Unit(block.name, names, tuple((n,) for n in names)) for block, names in zip(blocks, readers, strict=True)
         ]
-        journal = context.journal / "sensitivity"
-        measured = SensitivityInputs(
-            model,
-            units,
-            _Widths(axis, levels, scores, context.dtype, refits=refits),
-            context.tokens,
-            context.dtype,
-            context.seed,
-            journal,
-            context.progress,
-        )
-        chosen = best_choice(fisher_losses(measured), [levels] * len(blocks), average * len(blocks))
+        widths = _Widths(axis, levels, scores, context.dtype, refits=refits)
+        losses = fisher_losses(SensitivityInputs(model, units, widths, context))
+        chosen = best_choice(losses, [levels] * len(blocks), average * len(blocks))
         assert chosen is not None  # all at the average fit
         left = dict(zip([block.name for block in blocks], (levels[place] for place in chosen), strict=True))
         return {}, [left.get(block.name, average) for block in model.anatomy.blocks]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ...models.steps.block_loop import BackwardJob, each_block, kept_pass, run_backward
 from ...models.steps.parts import Measured, block_files, load_data
+from ...models.steps.step import RunContext
 from ...models.streaming.backward import KeptPass
 from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel
 from ...models.structure.open_model import OpenModel
@@ -73,21 +74,18 @@ class SensitivityInputs:
         model: the model whose predictions are compared.
         units: what to change, one at a time.
         candidates: how to change them.
-        tokens: windows of text, ``[windows, length]``.
-        dtype: what is computed in.
-        seed: of the sampled tokens.
-        journal: a directory for finished parts and for activations.
-        progress: shows how far it is.
+        context: the run around it, whose text is read; only one process measures.
     """
 
     model: OpenModel
     units: list[Unit]
     candidates: Candidates
-    tokens: Tensor
-    dtype: torch.dtype
-    seed: int
-    journal: Path
-    progress: Progress
+    context: RunContext
+
+    @property
+    def journal(self) -> Path:
+        """A directory for finished parts and for activations."""
+        return self.context.journal / "sensitivity"
 
 
 class Roundings:
@@ -147,10 +145,10 @@ class _Measurement:
         self._model = measured.model
         self._count = measured.candidates.count
         self._streamed = StreamedModel(
-            measured.model.skeleton, measured.model.weights, measured.dtype, measured.journal
+            measured.model.skeleton, measured.model.weights, measured.context.dtype, measured.journal
         )
         self._wanted = {name for unit in measured.units for name in unit.linears}
-        self._positions = measured.tokens.numel()
+        self._positions = measured.context.tokens.numel()
         self._candidates = measured.candidates
         measured.journal.mkdir(parents=True, exist_ok=True)
 
@@ -191,7 +189,7 @@ class _Fisher(_Measurement, BackwardJob):
 
     def losses(self) -> list[list[float]]:
         """By unit and candidate."""
-        run_backward(self, self._streamed, self._measured.tokens, self._measured.progress)
+        run_backward(self, self._streamed, self._measured.context.tokens, self._measured.context.progress)
         sums: dict[str, list[float]] = {}
         for file in self.files:
             sums |= load_data(file)
@@ -214,7 +212,7 @@ class _Fisher(_Measurement, BackwardJob):
     def _head(self, kept: KeptPass, flow: ActivationStore, *, finished: bool) -> dict[str, list[float]]:
         """Sample a token from every prediction; write the gradient of their log-likelihood at the last block's outputs."""
         function, name = self._streamed.head(), self._model.anatomy.head
-        generator = torch.Generator().manual_seed(self._measured.seed)
+        generator = torch.Generator().manual_seed(self._measured.context.seed)
         changes = {} if finished else self._head_changes(function, kept.stores[-1])
 
         def drawn_ascent(logits: Tensor, _: slice) -> Tensor:
@@ -261,9 +259,9 @@ class _Divergence(_Measurement):
         begins = [self._first_block(unit) for unit in self._measured.units]
         waves = Measured(self._measured.journal / "by-first-block.json", Processes())
         missing = [start for start in sorted(set(begins), reverse=True) if str(start) not in waves.known]
-        progress = self._measured.progress
+        progress = self._measured.context.progress
         if missing:
-            with kept_pass(self._streamed, self._measured.tokens, progress) as kept:
+            with kept_pass(self._streamed, self._measured.context.tokens, progress) as kept:
                 for start in progress.track(missing, "measuring sensitivity", len(missing)):
                     units = [u for u, first in zip(self._measured.units, begins, strict=True) if first == start]
                     waves.once(str(start), partial(self._wave, start, units, kept))

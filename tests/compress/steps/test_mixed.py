@@ -21,6 +21,7 @@ from smelt.compress.steps import format_speed as speed
 from smelt.compress.steps.settings import QuantizeSection
 from smelt.models.directory.find import find_model
 from smelt.models.steps import block_loop
+from smelt.models.steps.step import RunContext
 from smelt.models.structure.open_model import OpenModel
 from smelt.models.text.text_source import TextSource
 from smelt.models.text.windows import calibration_windows
@@ -32,6 +33,7 @@ from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import resolve
 from smelt.quant.settings.quantize import PostTrainingQuantize
 from smelt.quant.stored.compressed_tensors import restore
+from smelt.system.processes.process_group import Processes
 from smelt.system.progress import Progress
 from smelt.system.storage import measurement_cache as cache
 from transformers import AutoModelForCausalLM
@@ -56,7 +58,8 @@ def _measured(
     units = find_units(opened, treatments[0])
     computing = dtype or torch.float32
     roundings = Roundings(opened, treatments, [], computing)
-    return SensitivityInputs(opened, units, roundings, tokens, computing, 0, journal, Progress(False))
+    context = RunContext(computing, tokens, 0, journal, Progress(False), Processes())
+    return SensitivityInputs(opened, units, roundings, context)
 
 
 def _sizes(checkpoint: Path) -> int:
