@@ -1,9 +1,9 @@
 """Do the methods stand in the order that their papers found? Two trained models, real text, three calibration seeds.
 
-    python -m benchmarks.orderings [--part few-bits|four-bit-inputs|outliers]
+    python -m benchmarks.orderings [--part few-bits|four-bit-inputs|gptq-options|outliers]
 
 ``few-bits``: weights of 4, 3 and 2 bits, by every rounding. ``four-bit-inputs``: W4A4, with and without
-rotations and smoothing. ``outliers``: static W8A8. The last two also of a twin of smelt-6m that computes the same, whose
+rotations and smoothing. ``gptq-options``: GPTQ with one option changed. ``outliers``: static W8A8. Four-bit inputs and outliers also of a twin of smelt-6m that computes the same, whose
 norms' outputs have outliers. Each cell's mean and spread are over the seeds, which draw the calibration windows (and the
 rotation); methods that read no calibration text run once. Rows that the result's file holds are not measured again, so a
 run that was cut goes on; delete the file to start over. Needs ../shared.
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,28 @@ def cells() -> Iterator[ComparedMethod]:
         settings = {"scheme": "W4A4", "group_size": 128, "rounding": rounding, "transforms": transforms}
         label = f"{label}, down_proj W4A8"
         yield ComparedMethod("four-bit-inputs", SMELT, label, settings | {"overrides": wider}, reads)
+    learned = [{"method": "rotate", "learn": 100}]
+    options: dict[str, dict[str, Any]] = {
+        "gptq, no sweeps": {"sweeps": 0},
+        "gptq, eight sweeps": {"sweeps": 8},
+        "gptq, refitted groups": {"refit_groups": True},
+        "gptq, half error-aware, refitted groups": {"error_aware": 0.5, "refit_groups": True},
+        "gptq, columns in order": {"activation_order": False},
+    }
+    for scheme, group in (("W2A16", 64), ("W3A16", 128), ("W4A4", 128)):
+        for label, chosen in options.items():
+            settings = {"scheme": scheme, "group_size": group, "rounding": {"method": "gptq", **chosen}}
+            yield ComparedMethod("gptq-options", SMELT, label, settings)
+    for label, chosen in (("gptq", {}), ("gptq, half error-aware", {"error_aware": 0.5})):
+        settings = {
+            "scheme": "W4A4",
+            "group_size": 128,
+            "rounding": {"method": "gptq", **chosen},
+            "transforms": learned,
+        }
+        yield ComparedMethod("gptq-options", SMELT, f"learned rotate + {label}", settings)
+    halves = {"scheme": "W4A4", "group_size": 128, "rounding": {"method": "gptq", "error_aware": 0.5}}
+    yield ComparedMethod("gptq-options", SMELT, "gptq, half error-aware", halves)
     for model in (SMELT, OUTLIERS):
         for label, transforms in (("nearest", []), ("smooth + nearest", ["smooth"]), ("rotate + nearest", ["rotate"])):
             settings = {"scheme": "W8A8", "inputs": "static", "rounding": "nearest", "transforms": transforms}
@@ -114,7 +137,7 @@ def cells() -> Iterator[ComparedMethod]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--part", choices=["few-bits", "four-bit-inputs", "outliers"])
+    parser.add_argument("--part", choices=["few-bits", "four-bit-inputs", "gptq-options", "outliers"])
     asked = parser.parse_args().part
     path = RESULTS / f"{NAME}.json"
     rows = json.loads(path.read_text())["results"] if path.exists() else []
@@ -123,7 +146,7 @@ def main() -> None:
         bench = _Bench(Path(scratch))
         for cell in cells():
             if asked in (None, cell.part) and cell.key not in known:
-                rows.append(bench.measure(cell))
+                rows.append(bench.measure(cell) | {"date": datetime.now(UTC).date().isoformat()})
                 save(NAME, f"python -m benchmarks.{NAME}", rows)
 
 

@@ -208,25 +208,46 @@ def _ordering(row: dict[str, Any] | None) -> str:
     return f"{shown}{width}, {row['kl_mean']:.4f}"
 
 
+_OPTIONS = {
+    "gptq": "gptq",
+    "`sweeps: 0`": "gptq, no sweeps",
+    "`sweeps: 8`": "gptq, eight sweeps",
+    "`error_aware: 0.5`": "gptq, half error-aware",
+    "`refit_groups: true`": "gptq, refitted groups",
+    "`error_aware: 0.5`, `refit_groups: true`": "gptq, half error-aware, refitted groups",
+    "`activation_order: false`": "gptq, columns in order",
+}
+
+
 def gptq_options(results: Any) -> str:
     """GPTQ with its options, by format."""
-    known = {(row["settings"], row["format"]): _stated(row, "kl", 4) for row in results["options"]}
-    names, formats = (list(dict.fromkeys(keys)) for keys in zip(*known, strict=True))
-    rows = [(name, *(known.get((name, kind), "not measured") for kind in formats)) for name in names]
+    known = _on_smelt(results)
+    formats = ("W2A16 g64", "W3A16 g128", "W4A4 g128")
+    rows = [
+        (label, *(_spread(known.get((name, method)), "kl", 4) for name in formats))
+        for label, method in _OPTIONS.items()
+    ]
     return markdown(("", *formats), rows)
 
 
 def learned_rotations(results: Any) -> str:
     """Random rotations beside learned ones."""
-    rows = [
-        (rounding, *(_stated(run, key, digits) for key, digits in (("kl", 4), ("perplexity", 1)) for run in runs))
-        for (rounding,), runs in grouped(results["rotations"], "rounding").items()
-    ]
+    known = _on_smelt(results)
+    rows = []
+    for label, method in (("gptq", "gptq"), ("gptq, `error_aware: 0.5`", "gptq, half error-aware")):
+        runs = [known.get(("W4A4 g128", f"{way} + {method}")) for way in ("rotate", "learned rotate")]
+        rows.append(
+            (label, *(_spread(run, key, digits) for key, digits in (("kl", 4), ("perplexity", 1)) for run in runs))
+        )
     return markdown(("rounding", "KL, random", "KL, learned", "perplexity, random", "perplexity, learned"), rows)
 
 
-def _stated(row: dict[str, Any], key: str, digits: int) -> str:
-    return f"{row[f'{key}_mean']:.{digits}f} ± {row[f'{key}_spread']:.{digits}f}"
+def _on_smelt(results: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["format"], row["method"]): row for row in results if row["model"] == "smelt-6m"}
+
+
+def _spread(row: dict[str, Any] | None, key: str, digits: int) -> str:
+    return "not measured" if row is None else spread(row[key], digits)
 
 
 def mixed(results: Any) -> str:
@@ -298,8 +319,8 @@ TABLES = {
     "stories": ResultsTable("orderings", stories),
     "four-bit inputs": ResultsTable("orderings", four_bit_inputs),
     "static inputs": ResultsTable("orderings", static_inputs),
-    "gptq options": ResultsTable("gptq_options", gptq_options),
-    "learned rotations": ResultsTable("gptq_options", learned_rotations),
+    "gptq options": ResultsTable("orderings", gptq_options),
+    "learned rotations": ResultsTable("orderings", learned_rotations),
     "mixed precision": ResultsTable("mixed_precision", mixed),
     "mixed precision speed": ResultsTable("mixed_precision", mixed_speed),
     "adapters": ResultsTable("adapters", adapters),

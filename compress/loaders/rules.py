@@ -70,6 +70,10 @@ def _transformers(facts: Facts) -> Loader:
     if wanted == "dequantizing":
         argument = "quantization_config=CompressedTensorsConfig(dequantize=True)"
         return Loader(name=TRANSFORMERS, loads=True, why=f"with {argument}, dequantized")
+    if facts.keys_values is not None and facts.keys_values.dynamic is True:
+        return Loader(
+            name=TRANSFORMERS, loads=True, why=f"its keys and values are not quantized there; {_PLUG_IN} for that"
+        )
     return Loader(name=TRANSFORMERS, loads=True)
 
 

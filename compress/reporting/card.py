@@ -238,7 +238,11 @@ def _loading(checkpoint: Path) -> list[str]:
     if LAYER_SIZES in _config(checkpoint):
         needs = "plug-in"
     elif quantization is not None:
-        needs = StoredSchemes(quantization).needs(CheckpointWeights(checkpoint).names())
+        schemes = StoredSchemes(quantization)
+        kept = schemes.keys_values
+        # transformers alone would not round keys and values.
+        rounds = kept is not None and kept.dynamic is True
+        needs = "plug-in" if rounds else schemes.needs(CheckpointWeights(checkpoint).names())
     return {
         "nothing": ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")'],
         "plug-in": [

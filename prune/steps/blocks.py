@@ -152,9 +152,7 @@ class PreparedBlocks(PreparedPrune[PruneBlocks | PruneParts]):
             return None
         after = removable.left(removed)
         write_model(after, model, target)
-        return StepRecord(
-            "prune", self.settings.model_dump(mode="json"), [], [], record, [self._sentence(removed, record)]
-        )
+        return self._record([self._sentence(removed, record)], chosen=record)
 
     def _check_parts(self, context: RunContext) -> None:
         tokens, model = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH], self.model

@@ -63,6 +63,16 @@ def test_vllm_is_recommended_only_where_it_loads_the_checkpoint(recipe: Callable
     }
 
 
+def test_a_cache_that_transformers_does_not_quantize_needs_the_plug_in(recipe: Callable[..., Recipe]) -> None:
+    cache = {"dtype": "int8", "scales": "token"}
+    result = run(recipe("builtin:smelt-6m", {"evaluate": False}, group_size=64, kv_cache=cache))
+    assert 'config=config_for("PATH")' in (result.checkpoint / "README.md").read_text()
+    (model,) = result.report.candidates
+    loader = next(each for each in model.loaders if each.name == "transformers")
+    assert loader.loads
+    assert "keys and values are not quantized there" in loader.sentence
+
+
 def test_a_long_pattern_is_no_path(recipe: Callable[..., Recipe]) -> None:
     pattern = "re:" + "|".join(f"model.layers.{i}.mlp.down_proj" for i in range(40))
     result = run(recipe("builtin:smelt-6m", group_size=64, ignore=["lm_head", pattern]))
