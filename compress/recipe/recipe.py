@@ -33,7 +33,10 @@ class Calibrate(RecipeModel):
     )
     samples: int = Field(default=64, ge=1, description="Number of text windows.")
     length: int = Field(default=256, ge=2, description=LENGTH_HELP)
-    field: str = Field(default="text", description="Name of the text field in JSONL and datasets.")
+    field: str = Field(
+        default="text",
+        description="Name of the field in JSONL and datasets that holds text, or conversations (lists of messages).",
+    )
     split: str = Field(default="train", description="The split of a Hugging Face dataset.")
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
     device: Literal["cpu", "cuda"] = Field(

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...models.text.chat_template import conversation_tokens
 from ...models.text.text_source import TextSource
-from ...models.text.windows import beginning, text_pieces, token_pieces
+from ...models.text.windows import beginning, messages_in, text_pieces, token_pieces
 from ...system.errors import SmeltError
 
 
@@ -75,10 +75,8 @@ def _by_example(
                 )
             if record[1].strip():
                 yield _completion(given, record[1], tokenizer, between)
-        elif isinstance(given, list):
-            yield from _conversation(source, tokenizer, given)
         elif wrong:
-            raise SmeltError(f"{source.name}: field {source.field!r} holds {type(given).__name__}, not text; set field")
+            yield from _conversation(tokenizer, messages_in(given, tokenizer, source))
         elif given.strip():
             yield _document(given, tokenizer, between)
 
@@ -100,19 +98,11 @@ def _completion(prompt: str, answer: str, tokenizer: PreTrainedTokenizerBase, be
     ]
 
 
-def _conversation(
-    source: TextSource, tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]]
-) -> Iterator[list[Piece]]:
+def _conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, Any]]) -> Iterator[list[Piece]]:
     """Messages as the model's template writes them; the assistant's are learned, from where the model would begin.
 
     Some templates write earlier answers otherwise than the last one. Such an answer is an example of its own, with what comes before it.
     """
-    if not getattr(tokenizer, "chat_template", None):
-        raise SmeltError(f"{source.name}: holds messages, and the model has no chat template to write them; give texts")
-    if not all(isinstance(each, dict) and "role" in each for each in messages):
-        raise SmeltError(
-            f"{source.name}: field {source.field!r} holds a list that is not of messages with roles; set field"
-        )
     answers = [i for i, each in enumerate(messages) if each["role"] == "assistant" and i > 0]
     whole = conversation_tokens(tokenizer, messages, answer=False) if answers else []
     pieces: list[Piece] = []

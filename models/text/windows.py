@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ...system.errors import SmeltError
+from .chat_template import conversation_tokens
 from .text_source import TextSource
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def calibration_windows(
     """
     begin = beginning(tokenizer)
     own = length - len(begin)
-    stream = _tokens(source, tokenizer, samples * own * _CHOICE)
+    stream = _tokens(source, tokenizer, begin, samples * own * _CHOICE)
     available = len(stream) // own
     if available < samples:
         raise SmeltError(
@@ -66,7 +67,7 @@ def evaluation_windows(source: TextSource, tokenizer: PreTrainedTokenizerBase, m
     """The source's first windows, as many as there are up to ``most``."""
     begin = beginning(tokenizer)
     own = length - len(begin)
-    stream = _tokens(source, tokenizer, most * own)
+    stream = _tokens(source, tokenizer, begin, most * own)
     available = min(most, len(stream) // own)
     if available == 0:
         raise SmeltError(
@@ -82,15 +83,9 @@ def used_tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase) -> set[i
     Raises:
         SmeltError: it holds no text.
     """
-    used: set[int] = set()
-    for document in source.documents():
-        if not isinstance(document, str):
-            raise SmeltError(f"{source.label}: holds {type(document).__name__}, not text; set field")
-        for piece in text_pieces(document):
-            if piece.strip():
-                used.update(tokenizer(piece, verbose=False).input_ids)
-    if not used:
-        raise SmeltError(f"{source.label}: holds no text; give a source with text in it")
+    used = set(tokenizer("").input_ids)  # what is added to any text
+    for piece in token_pieces(source, tokenizer):
+        used.update(piece)
     return used | set(tokenizer(_SEPARATOR, add_special_tokens=False).input_ids)
 
 
@@ -138,33 +133,50 @@ def _fewer(samples: int, length: int) -> str:
 
 
 def token_pieces(source: TextSource, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
-    """A source's tokens, as its text is read, with a separator between documents.
+    """A source's tokens, as its text is read: documents with a separator between them, conversations as the model's template writes them.
 
     Raises:
-        SmeltError: it holds no text.
+        SmeltError: it holds no text, or conversations that cannot be written.
     """
     separator = tokenizer(_SEPARATOR, add_special_tokens=False).input_ids
-    empty = True
+    empty = after_text = True
     for document in source.documents():
-        if not isinstance(document, str):
-            raise SmeltError(
-                f"{source.name}: field {source.field!r} holds {type(document).__name__}, not text; set field"
-            )
-        if not document.strip():
+        is_text = isinstance(document, str)
+        if is_text and not document.strip():
             continue
-        if not empty:
+        if is_text and after_text and not empty:
             yield list(separator)
-        empty = False
+        empty, after_text = False, is_text
+        if not is_text:
+            yield conversation_tokens(tokenizer, messages_in(document, tokenizer, source), answer=False)
+            continue
         for piece in text_pieces(document):
             yield tokenizer(piece, add_special_tokens=False, verbose=False).input_ids
     if empty:
         raise SmeltError(f"{source.label}: holds no text; give a source with text in it")
 
 
-def _tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase, enough: int) -> Tensor:
+def messages_in(document: Any, tokenizer: PreTrainedTokenizerBase, source: TextSource) -> list[dict[str, Any]]:
+    """What a source holds instead of text, if it is a conversation that the model's template can write.
+
+    Raises:
+        SmeltError: it is not.
+    """
+    where = f"{source.name}: field {source.field!r}"
+    if not isinstance(document, list):
+        raise SmeltError(f"{where} holds {type(document).__name__}, not text; set field")
+    if not all(isinstance(each, dict) and "role" in each for each in document):
+        raise SmeltError(f"{where} holds a list that is not of messages with roles; set field")
+    if not getattr(tokenizer, "chat_template", None):
+        raise SmeltError(f"{source.name}: holds messages, and the model has no chat template to write them; give texts")
+    return document
+
+
+def _tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase, begin: list[int], enough: int) -> Tensor:
     ids: list[int] = []
     for piece in token_pieces(source, tokenizer):
-        ids.extend(piece)
+        # A template may begin as the first window does.
+        ids.extend(piece if ids or not begin or piece[: len(begin)] != begin else piece[len(begin) :])
         if len(ids) >= enough:
             break
     return torch.tensor(ids[:enough], dtype=torch.int64)

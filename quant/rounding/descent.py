@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..grid import Grid, round_codes, round_to
-from .columns import damp, settle_block
+from .columns import Final, damp, settle_block
 
 # Rows do not depend on each other: so many elements are descended together.
 _ELEMENTS = 1 << 24
@@ -44,10 +44,7 @@ def descend(
     Returns:
         The grid of the new values.
     """
-    feedback = hessian.clone()
-    damp(feedback.diagonal(), damping)
-    diagonal = feedback.diagonal().clone()
-    feedback /= diagonal[:, None]
+    feedback, diagonal = normalized(hessian, damping)
     fits = grid.args.strategy in ("group", "channel", "tensor_group") and grid.args.scale_dtype != torch.uint8
     scale = grid.scale.clone()
     height = max(1, _ELEMENTS // values.shape[1])
@@ -62,6 +59,46 @@ def descend(
         if fits:
             scale[part] = rows.scales.T.to(scale.dtype)
     return Grid.of_scale(grid.args, scale, grid.zero, values.shape, grid.width, grid.global_scale) if fits else grid
+
+
+def normalized(hessian: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+    """A damped Hessian whose rows are divided by its diagonal, and the diagonal."""
+    feedback = hessian.clone()
+    damp(feedback.diagonal(), damping)
+    diagonal = feedback.diagonal().clone()
+    return feedback.div_(diagonal[:, None]), diagonal
+
+
+def descend_codes(values: Tensor, errors: Tensor, feedback: Tensor, final: Final, sweeps: int) -> None:
+    """The same for codes alone, whatever they may be.
+
+    Args:
+        values: ``[columns, rows]``; replaced by better ones.
+        errors: the wanted weight less ``values``.
+        feedback: as :func:`normalized` gives it.
+        final: what a column becomes.
+        sweeps: how often each code is visited.
+    """
+    pull = feedback @ errors
+    for _ in range(sweeps):
+        before = values.clone()
+        _choose_again(values, pull, feedback, final)
+        if torch.equal(values, before):
+            break
+
+
+def _choose_again(values: Tensor, pull: Tensor, feedback: Tensor, final: Final) -> None:
+    """Choose columns' codes one after another, from the last to the first.
+
+    Args:
+        values, feedback, final: as above, of some columns.
+        pull: by how much each value should change if no other did; kept up with what changes.
+    """
+    moved = values.clone()
+    for stop in range(len(values), 0, -_BLOCK):
+        block = slice(max(0, stop - _BLOCK), stop)
+        values[block] = settle_block(moved, values[block] + pull[block], feedback, final, block)
+        pull.addmm_(feedback[:, block], moved[block])
 
 
 class _Rows:
@@ -136,8 +173,6 @@ class _Rows:
 
     def _choose(self, part: slice, pull: Tensor) -> None:
         """Choose a group's codes one after another."""
-        own = self._feedback[part, part]
-        inside, values = part.stop - part.start, self.values[part]
         stays = None if self._stays is None else self._stays[part]
         group = part.start // self._grid.width
         step, zero = self._of(group)
@@ -146,8 +181,4 @@ class _Rows:
             rounded = round_to(wanted, step, zero, self._grid.args)
             return rounded if stays is None else rounded * stays[column]
 
-        moved = values.clone()
-        for stop in range(inside, 0, -_BLOCK):
-            block = slice(max(0, stop - _BLOCK), stop)
-            values[block] = settle_block(moved, values[block] + pull[block], own, final, block)
-            pull.addmm_(own[:, block], moved[block])
+        _choose_again(self.values[part], pull, self._feedback[part, part], final)

@@ -9,7 +9,8 @@ from torch import Tensor
 from ..grid import Grid
 from ..layer_stats import LayerStats
 from ..stored.quantized_weight import QuantizedWeight
-from .columns import column_factor, settle_columns
+from .columns import Final, column_factor, settle_columns
+from .descent import descend_codes, normalized
 from .nearest import nearest
 from .options.gptq import MAX_DAMPING
 from .options.nested import NestedOptions
@@ -28,7 +29,7 @@ def nested(
 
     Read alone they stand for the middle of the sixteen codes that share them. They are chosen by GPTQ, among those from which the
     lower four bits reach the original weight within ``give`` steps of 4 bits. Then GPTQ chooses the lower four,
-    which also make up for what the upper ones leave.
+    which also make up for what the upper ones leave. Each ends with sweeps of coordinate descent, as GPTQ does.
 
     Args:
         weight: ``[rows, columns]``; in the dtype that scales are stored in, unless ``grid`` is given.
@@ -75,8 +76,17 @@ def nested(
         found = (wanted / step[column]).round()
         return torch.minimum(torch.maximum(found, first), first + _LOWER - 1) * step[column]
 
-    settle_columns(columns.clone(), factor, choose_upper, options.block)
-    rounded = settle_columns(columns, factor, choose_lower, options.block)
+    feedback = normalized(stats.hessian[backwards[:, None], backwards], damping)[0] if options.sweeps else None
+
+    def settled(final: Final) -> Tensor:
+        errors = columns.clone()
+        values = settle_columns(errors, factor, final, options.block)
+        if feedback is not None:
+            descend_codes(values, errors, feedback, final, options.sweeps)
+        return values
+
+    settled(choose_upper)
+    rounded = settled(choose_lower)
     return QuantizedWeight(rounded[torch.argsort(backwards)].T.contiguous(), grid, notes)
 
 

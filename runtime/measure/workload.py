@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...models.text.text_source import TextSource
+from ...models.text.windows import token_pieces
 
 # From a length and a seed.
 PromptMaker = Callable[[int, int], list[int]]
@@ -27,8 +28,8 @@ def text_prompts(tokenizer: Any, longest: int, source: TextSource | None = None)
         source: of the text; Smelt's evaluation text if None.
     """
     tokens: list[int] = []
-    for document in (source or TextSource("builtin", "evaluation")).documents():
-        tokens += tokenizer(document, add_special_tokens=False).input_ids
+    for piece in token_pieces(source or TextSource("builtin", "evaluation"), tokenizer):
+        tokens += piece
         if len(tokens) > 200 * longest:
             break
 

@@ -20,6 +20,11 @@ class NestedOptions(RoundingOptions):
         le=1,
         description="How far a weight of 8 bits may be from the original for the sake of the upper four bits, in steps of 4 bits.",
     )
+    sweeps: int = Field(
+        default=2,
+        ge=0,
+        description="Sweeps of coordinate descent over the upper codes, and then over the lower ones; 0 for none.",
+    )
     block: int = Field(
         default=256, ge=1, description="Columns between two updates of the whole weight; affects speed only."
     )

@@ -83,6 +83,34 @@ def test_more_give_is_better_for_the_upper_bits(weight: Tensor, inputs: Tensor) 
     assert losses[0] > losses[1] > losses[2]
 
 
+def test_sweeps_lower_what_both_lose(weight: Tensor, inputs: Tensor) -> None:
+    args, stats = resolve("W4in8", GROUP).args, stats_of(inputs)
+    without, one, two = (nested(weight, args, stats, NestedOptions(sweeps=count)) for count in (0, 1, 2))
+    assert loss(upper_of(without), weight, inputs) > 1.02 * loss(upper_of(one), weight, inputs)
+    assert loss(upper_of(one), weight, inputs) > loss(upper_of(two), weight, inputs)
+
+
+def test_it_ends_where_no_code_alone_is_better(weight: Tensor, inputs: Tensor) -> None:
+    """Each single code one up or down, in float64: no upper one within what is allowed, no lower one under its upper one."""
+    stats = stats_of(inputs)
+    found = nested(weight, resolve("W4in8", GROUP).args, stats, NestedOptions(give=0.125, sweeps=100))
+    assert stats.hessian is not None
+    hessian = stats.hessian.double()
+    hessian += 0.01 * hessian.diagonal().mean() * torch.eye(COLUMNS).double()
+    steps, codes = steps_of(found).double(), codes_of(found).double()
+    original, upper = weight.double() / steps, (codes / 16).floor()
+    lowest, highest = ((original / 16 + way * 0.125).floor().clamp(-8, 7) for way in (-1, 1))
+    for values, now, step, least, most in (
+        ((upper + 0.5) * 16 * steps, upper, 16 * steps, lowest, highest),
+        (codes * steps, codes, steps, upper * 16, upper * 16 + 15),
+    ):
+        pull = (weight.double() - values) @ hessian
+        for way in (-1, 1):
+            cost = step.square() * hessian.diagonal()
+            gain = 2 * way * step * pull - cost
+            assert not ((now + way >= least) & (now + way <= most) & (gain > 1e-3 * cost)).any()
+
+
 def test_without_inputs_it_rounds_to_nearest(weight: Tensor) -> None:
     args = resolve("W4in8", GROUP).args
     found = nested(weight, args, stats_of(torch.zeros(0, COLUMNS)))
