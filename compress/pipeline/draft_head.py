@@ -123,7 +123,7 @@ class HeadPlan:
         vocabulary = drafted_tokens(model.vocabulary(), request.vocabulary)
         config: Any = model.skeleton.model.config
         shape = HeadShape.of(config.get_text_config(), len(model.skeleton.blocks), vocabulary)
-        cost = _cost(request.training, model, shape)
+        cost = _cost(request, model, shape)
         problems = training_problems(request.training, model, _WHERE)
         blocked = _output(request, model, fresh).problem()
         if blocked:
@@ -288,9 +288,10 @@ def _weights(shape: HeadShape) -> int:
     return sum(math.prod(each.shape) for each in HeadModule.without_weights(shape).parameters())
 
 
-def _cost(settings: Training, model: OpenModel, shape: HeadShape) -> Cost:
+def _cost(request: HeadRequest, model: OpenModel, shape: HeadShape) -> Cost:
     """Memory above the process's start, disk for text and snapshots, and operations."""
-    itemsize, whole = compute_dtype(model.dtype).itemsize, model.vocabulary()
+    settings = request.training
+    itemsize, whole = compute_dtype(model.dtype, request.device).itemsize, model.vocabulary()
     theirs = sum(math.prod(model.weights.info(key).shape) for key in model.names.values())
     mine = _weights(shape)
     tokens = settings.batch // settings.accumulate * settings.length

@@ -9,6 +9,7 @@ import torch
 
 from ...models.steps.parts import data_once
 from ...models.steps.step import RecipeStepPlan, RunContext
+from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
 from ...models.text.windows import fingerprint
 from ...quant.blockwise.assignment import Assignment, Treatment
@@ -149,7 +150,7 @@ class MixedPrecision:
         blocks = model.block_numels
         widest = max(facts.rows + facts.columns for facts in model.block_linears)
         head = model.head
-        logits = max(512, length) * head.rows * 4 * 6
+        logits = max(LOGIT_TOKENS, length) * head.rows * 4 * 6
         changes = itemsize * (1 + count) if self._settings.loss != "kl" else itemsize * 3
         largest = max(facts.numel for facts in model.linears.values()) * 4 * 4
         passing = max(BATCH_TOKENS, length) * widest * 12 * itemsize

@@ -35,11 +35,11 @@ class SplitExperts(nn.ModuleList):
         super().__init__()
         count, double, hidden = cast(Tensor, fused.gate_up_proj).shape
         self._names = names
-        # Not a submodule: its fused parameters stay on the meta device and are never used.
         # Experts that also run on tokens routed elsewhere, so that calibration has inputs for those that no token reaches.
         self.shown_all: set[int] = set()
         # How many tokens reach each expert, and the summed norms of its outputs, while these are recorded.
         self.watching: tuple[Tensor, Tensor] | None = None
+        # Not a submodule: its fused parameters stay on the meta device and are never used.
         self._gate: Callable[[Tensor], Tensor] = fused._apply_gate  # type: ignore[assignment]
         for _ in range(count):
             expert = nn.Module()

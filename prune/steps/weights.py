@@ -12,6 +12,7 @@ from ...models.steps.parts import block_files, layers_of, save_part
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import write_model
 from ...models.steps.step import Given, RecipeStepPlan, RunContext, Step, StepRecord
+from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.assignment import named
 from ...quant.blockwise.group_quantizer import reached_notes
@@ -156,7 +157,7 @@ class PreparedWeights(PreparedPrune[PrunePattern | PruneWeights]):
         if self.settings.allocation == "sensitivity":
             kept += (len(model.anatomy.blocks) + 2) * model.skeleton.hidden_size
             memory += LEVELS * model.largest_block() * itemsize
-            memory = max(memory, model.embedding_bytes() + max(512, length) * model.vocabulary() * 4 * 4)
+            memory = max(memory, model.embedding_bytes() + max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4)
         disk = 2 * model.weights.nbytes + tokens * kept * itemsize
         return Cost(int(max(memory, model.embedding_bytes())), int(disk), operations, sequential)
 

@@ -32,9 +32,7 @@ _PROMPT, _OUTPUT, _REPEATS = 256, 16, 5
 _MEMORY_SHARE, _DISK_SHARE = 0.4, 0.5
 
 
-def measure_formats(
-    found: ServingPlan, directory: ModelDirectory, *, log: Log = lambda _: None, prompt: int = _PROMPT
-) -> ServingPlan:
+def measure_formats(found: ServingPlan, directory: ModelDirectory, *, log: Log = lambda _: None) -> ServingPlan:
     """The same plan, with the measured speed of each format of weights, unpruned and with a plain cache.
 
     If memory or disk do not allow all layers, two smaller depths are timed, and their difference stands for the others.
@@ -44,7 +42,6 @@ def measure_formats(
         found: the plan.
         directory: of the model; only its ``config.json`` is read.
         log: gets messages for the user.
-        prompt: tokens of the prompt; fewer if the context is shorter.
 
     Raises:
         SmeltError: not even a few layers fit.
@@ -53,7 +50,7 @@ def measure_formats(
         raise RuntimeProblem(
             f"{directory.path}: is quantized, and --measure builds plain models; time the checkpoint itself with smelt bench"
         )
-    prompt = max(1, min(prompt, found.load.context - _OUTPUT, found.model.max_length - _OUTPUT))
+    prompt = max(1, min(_PROMPT, found.load.context - _OUTPUT, found.model.max_length - _OUTPUT))
     timed: dict[str, MeasuredSpeed] = {}
     candidates = [each.candidate for each in found.planned if not each.candidate.dropped]
     formats = {each.form: each for each in candidates if each.kv_cache_dtype == "auto"}
