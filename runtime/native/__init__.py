@@ -1,1 +1,1 @@
-"""Kernels in C++ for CPUs with AVX-512, and torch's operators where they cannot be compiled."""
+"""Kernels in C++ for CPUs with AVX-512 or AVX2, and torch's operators where they cannot be compiled."""

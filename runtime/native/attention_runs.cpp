@@ -27,8 +27,8 @@ struct Packed {
 
 // Pairs times the scale of each lane, or of each half of a lane, rounded.
 inline __m512i scaled(__m512i pairs, __m512 even_scale, __m512 odd_scale) {
-    const __m512 even = _mm512_mul_ps((__m512)_mm512_slli_epi32(pairs, 16), even_scale);
-    const __m512 odd = _mm512_mul_ps((__m512)_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff0000)), odd_scale);
+    const __m512 even = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)), even_scale);
+    const __m512 odd = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff0000))), odd_scale);
     const __m512i low = _mm512_cvtepu16_epi32(narrow16(even));
     return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow16(odd)), 16));
 }

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ _NAME = "smelt_native"
 _HERE = Path(__file__).parent
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++20", "-fno-math-errno")
 _LONGEST_REASON = 200  # characters
-_NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_vnni")
+_NEEDED = ("avx2", "bmi2", "f16c", "fma")
 
 
 class Verdict(enum.IntEnum):
@@ -51,17 +52,18 @@ def processor_features() -> frozenset[str]:
 
 @functools.cache
 def _flags() -> tuple[str, ...]:
-    """For the compiler; caches of AMD's processors want to be asked in another way."""
+    """For the compiler: caches of AMD's processors want to be asked in another way, and CXXFLAGS has the last word."""
+    own = tuple(shlex.split(os.environ.get("CXXFLAGS", "")))
     with contextlib.suppress(OSError):
         if "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
-            return (*_FLAGS, "-DSMELT_AMD")
-    return _FLAGS
+            return (*_FLAGS, "-DSMELT_AMD", *own)
+    return (*_FLAGS, *own)
 
 
 def kernels(log: Log) -> ModuleType | None:
     """The compiled kernels, or None with a log message that says why and what is used instead.
 
-    They are compiled at the first call on a machine, which takes about ten seconds, and cached in
+    They are compiled at the first call on a machine, which takes half a minute, and cached in
     ``$XDG_CACHE_HOME/smelt`` (``~/.cache/smelt``) for later runs.
     """
     missing = [name for name in _NEEDED if name not in processor_features()]
@@ -101,7 +103,7 @@ def _loaded(log: Log) -> ModuleType:
     if _found is None:
         kept = _kept()
         if not kept.is_file():
-            log("compiling Smelt's CPU kernels (once; about ten seconds)")
+            log("compiling Smelt's CPU kernels (once; half a minute)")
             _build(kept)
         found = imported(kept)
         if "amx_int8" in processor_features() and _tiles_are_right(kept, log):

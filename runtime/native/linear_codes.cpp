@@ -15,8 +15,12 @@
 namespace smelt {
 namespace {
 
-constexpr int kPanel = 6;      // as many rows of int8 as have all their sums in registers
-constexpr int kTall = 8;       // of 8 bit codes, with a group's sums alone in registers: up to 16 rows 1.03 to 1.16 times as fast (Zen 4, by hand)
+#if defined(SMELT_AVX512)
+constexpr int kPanel = 6;  // as many rows of int8 as have all their sums in registers
+constexpr int kTall = 8;   // of 8 bit codes, with a group's sums alone in registers: up to 16 rows 1.03 to 1.16 times as fast (Zen 4, by hand)
+#else
+constexpr int kPanel = 3, kTall = 3;  // a quarter of the registers
+#endif
 constexpr int kTileRows = 16;  // from here on matrix tiles are used, where there are any
 constexpr int64_t kPiece = 512 << 10;  // bytes of a weight that a thread takes at a time: its next ones were not asked for
 
@@ -28,7 +32,14 @@ constexpr int64_t bits_of(Form form) { return form == kEight ? 8 : 4; }  // of w
 constexpr int zero_of(Form form) { return form == kFour ? 8 : 128; }
 
 // Up to as many rows of int8 are multiplied by two tiles at a time; tried on Zen 4, with 1024 to 8192 columns.
-constexpr int paired(Form form, int64_t columns) { return form == kEight ? 4 : (form == kFour ? 1 : 3) + (columns < 4096 ? 0 : 1); }
+#if defined(SMELT_AVX512)
+constexpr int kPaired = 4;
+#else
+constexpr int kPaired = 1;
+#endif
+constexpr int paired(Form form, int64_t columns) {
+    return std::min(kPaired, form == kEight ? 4 : (form == kFour ? 1 : 3) + (columns < 4096 ? 0 : 1));
+}
 
 // How many bytes of a tile's codes are asked for in advance, and of two tiles at a time, whose codes are multiplied as fast as they come. On AMD's
 // Zen 4 as in linear_dense.cpp: by way of the second cache 1.1 to 1.25 times as fast where memory is fast, 1.05 times where others use it. How
@@ -57,6 +68,11 @@ inline __m512i second_columns(__m512i stored, __m512i lower) {
     const __m512i nibble = _mm512_set1_epi8(15);
     if (kForm == kFour) return _mm512_and_si512(_mm512_srli_epi16(stored, 4), nibble);
     return _mm512_or_si512(_mm512_andnot_si512(nibble, stored), _mm512_and_si512(_mm512_srli_epi16(lower, 4), nibble));
+}
+
+template <Form kForm>
+inline __m512i add_products(__m512i sum, __m512i codes, __m512i inputs) {
+    return kForm == kFour ? add_small_products(sum, codes, inputs) : _mm512_dpbusd_epi32(sum, codes, inputs);
 }
 
 // Scales are those of 8 bits, of which a step of the upper four is sixteen.
@@ -127,7 +143,7 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t ro
             for (int s = 0; s < kSums; s++) {
                 const __m512i inputs = broadcast4(in + 4 * s);
 #pragma GCC unroll 4
-                for (int v = 0; v < kVectors; v++) sum[s][v] = _mm512_dpbusd_epi32(sum[s][v], four[v], inputs);
+                for (int v = 0; v < kVectors; v++) sum[s][v] = add_products<kForm>(sum[s][v], four[v], inputs);
             }
             if constexpr (kForm != kEight) {
 #pragma GCC unroll 4
@@ -136,7 +152,7 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t ro
                 for (int s = 0; s < kSums; s++) {
                     const __m512i inputs = broadcast4(in + 4 * (kSums + s));
 #pragma GCC unroll 4
-                    for (int v = 0; v < kVectors; v++) sum[s][v] = _mm512_dpbusd_epi32(sum[s][v], four[v], inputs);
+                    for (int v = 0; v < kVectors; v++) sum[s][v] = add_products<kForm>(sum[s][v], four[v], inputs);
                 }
             }
         }
@@ -174,11 +190,14 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t ro
 
 template <Form kForm, int kParts, class Scale>
 void panel_by_two_tiles(const Codes& w, const Rounded& x, int64_t tile, bf16* out) {
-    switch (kParts * x.rows) {
-        case 4: return rows_by_tiles<kForm, 4 / kParts, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
-        case 3: return rows_by_tiles<kForm, 3 / kParts, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
-        case 2: return rows_by_tiles<kForm, 2 / kParts, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
-        case 1: return rows_by_tiles<kForm, 1, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
+    const auto rows = [&]<int kRows>() {
+        if constexpr (kRows * kParts <= kPaired) rows_by_tiles<kForm, kRows, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
+    };
+    switch (x.rows) {
+        case 4: return rows.template operator()<4>();
+        case 3: return rows.template operator()<3>();
+        case 2: return rows.template operator()<2>();
+        case 1: return rows.template operator()<1>();
     }
 }
 
@@ -188,13 +207,15 @@ void panel_by_tile(const Codes& w, const Rounded& x, int64_t panel, int64_t plac
     // With several panels, each asks for its part of the next tile; with one, memory is waited for anyway.
     const int64_t bytes = w.columns * kTile * bits_of(kForm) / 8, step = panels > 1 ? std::max<int64_t>(1, 128 / panels) : 0;
     const uint8_t* next = w.codes + (tile + 1) * bytes + place * bytes / panels;
-    const auto rows = [&]<int kRows>() { rows_by_tiles<kForm, kRows, kParts, 1, Scale>(w, x, row, tile, next, step, out); };
+    const auto rows = [&]<int kRows>() {
+        if constexpr (kRows <= (kParts == 1 ? kTall : kPanel / kParts)) rows_by_tiles<kForm, kRows, kParts, 1, Scale>(w, x, row, tile, next, step, out);
+    };
     switch (x.height_of(panel)) {
-        case 8: if constexpr (kParts == 1) return rows.template operator()<8>();
-        case 7: if constexpr (kParts == 1) return rows.template operator()<7>();
-        case 6: if constexpr (kParts == 1) return rows.template operator()<6>();
-        case 5: if constexpr (kParts == 1) return rows.template operator()<5>();
-        case 4: if constexpr (kParts == 1) return rows.template operator()<4>();
+        case 8: return rows.template operator()<8>();
+        case 7: return rows.template operator()<7>();
+        case 6: return rows.template operator()<6>();
+        case 5: return rows.template operator()<5>();
+        case 4: return rows.template operator()<4>();
         case 3: return rows.template operator()<3>();
         case 2: return rows.template operator()<2>();
         case 1: return rows.template operator()<1>();
@@ -208,7 +229,7 @@ inline int64_t piece_of(const Codes& w, int64_t tiles, int threads) {
 
 template <Form kForm, int kParts, class Scale>
 void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    const int most = kForm != kFour && kParts == 1 && rows <= 2 * kTall ? kTall : kPanel;
+    const int most = kForm != kFour && kParts == 1 && rows <= 2 * kTall ? kTall : kPanel / kParts * kParts;
     const Rounded rounded(x, rows, w.columns, group, kParts, most, most, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
     const int64_t piece = piece_of(w, tiles, threads);

@@ -15,7 +15,7 @@ constexpr int64_t kPanel = 4;        // rows that are multiplied at a time
 constexpr int64_t kTogether = 128;  // rows that are multiplied with it there
 
 // Rows that are all multiplied by a weight as it comes from memory.
-#if defined(__AVX512BF16__)
+#if defined(SMELT_BF16)
 constexpr int64_t kFew = 8;
 #else
 constexpr int64_t kFew = kPanel;  // more would take most of the time for computing, and more registers than there are
@@ -26,7 +26,7 @@ constexpr int64_t kFew = kPanel;  // more would take most of the time for comput
 // products of 1 to 8 rows were 1.05 to 1.5 times as fast. Of many rows kPiece columns are multiplied at a time, so that a weight's piece stays
 // in the first cache; on Zen 4 what is put away between pieces costs more than reading from the second one: 12 to 256 rows of 4096 columns and
 // more were 1.04 to 1.09 times as fast with longer pieces.
-#if defined(SMELT_AMD)
+#if defined(SMELT_AMD) && defined(SMELT_AVX512)
 constexpr auto kHint = _MM_HINT_T1;
 constexpr int64_t kAhead = 1024;
 constexpr bool kAllAsk = true;
@@ -39,12 +39,18 @@ constexpr int64_t kPiece = 2048;
 #endif
 
 constexpr int64_t kCached = 4 << 20;  // bytes of a weight that may still be in a cache from the last step
-constexpr int kTaken = 4;             // outputs that few rows are multiplied by at a time
+
+// Outputs that few rows and many rows are multiplied by at a time: as many as have their sums in registers.
+#if defined(SMELT_AVX512)
+constexpr int kTaken = 4, kMany = 6;
+#else
+constexpr int kTaken = 2, kMany = 2;
+#endif
 
 // By how many of them a row's columns are multiplied before they are read again, of a weight that comes from memory. Presumably what Zen 4
 // misses when it runs ahead takes the places of what is asked for in advance, and reading again slows it down. While memory was fast 3 to 6 rows were 1.15 to
 // 1.3 times as fast; a weight in a cache took 1.3 times as long.
-#if defined(SMELT_AMD)
+#if defined(SMELT_AMD) && defined(SMELT_AVX512)
 constexpr int taken_at_a_time(int rows) { return rows == 1 ? kTaken : rows <= 6 ? 1 : 2; }
 constexpr int64_t kPacked = 2;  // from as many rows on they are packed then
 #else
@@ -272,12 +278,11 @@ void linear_dense(const bf16* weight, const bf16* bias, const bf16* x, int64_t r
         });
         return;
     }
-    constexpr int kOutputs = 6;
     const Panels panels(x, rows, columns, kPanel, threads);
-    const int64_t blocks = (outputs + kOutputs - 1) / kOutputs, rounds = (rows + kTogether - 1) / kTogether;
+    const int64_t blocks = (outputs + kMany - 1) / kMany, rounds = (rows + kTogether - 1) / kTogether;
     spread(threads, rounds * blocks, std::clamp<int64_t>(rounds * blocks / (8 * threads), 1, 8), [&](int64_t i) {
-        const int64_t n = i % blocks * kOutputs, row = i / blocks * kTogether;
-        with_constant<1, kOutputs>(outputs - n, [&]<int kCount>() {
+        const int64_t n = i % blocks * kMany, row = i / blocks * kTogether;
+        with_constant<1, kMany>(outputs - n, [&]<int kCount>() {
             many_rows<kCount>(weight + n * columns, bias ? bias + n : nullptr, panels, row, std::min(kTogether, rows - row), outputs, columns,
                               out + row * outputs + n);
         });

@@ -9,6 +9,12 @@
 
 #include "threads.h"
 
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512VNNI__)
+#define SMELT_AVX512
+#else
+#include "avx2.h"
+#endif
+
 // For functions whose loops add to many vectors. GCC (12 was looked at) otherwise copies each of them to another register and
 // back at every step: as many instructions again as multiply.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -41,7 +47,8 @@ inline __m512 widen16(__m256i values) {
 }
 
 // Processors from 2022 on have instructions for bfloat16; before them, the same results take two or three others.
-#if defined(__AVX512BF16__)
+#if defined(SMELT_AVX512) && defined(__AVX512BF16__)
+#define SMELT_BF16
 inline __m256i narrow16(__m512 values) { return (__m256i)_mm512_cvtneps_pbh(values); }
 
 // The numbers of `low`, then those of `high`.
@@ -97,5 +104,10 @@ inline __m512 exp16(__m512 x) {
     for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(c));
     return _mm512_scalef_ps(y, n);
 }
+
+#if defined(SMELT_AVX512)
+// Of codes below 16; other instructions than for larger ones where one instruction cannot do it.
+inline __m512i add_small_products(__m512i sum, __m512i codes, __m512i inputs) { return _mm512_dpbusd_epi32(sum, codes, inputs); }
+#endif
 
 }  // namespace smelt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,22 @@ from ...weights.matrix import Matrix
 from ...weights.rounding import FixedRounding, is_fixed_int8, rounding_explanation
 
 _ZERO = 128  # oneDNN multiplies unsigned inputs with signed weights
+
+
+def _product(codes: Tensor, factor: float, zero: int, weight: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
+    return torch.ops.onednn.qlinear_pointwise(
+        codes, factor, zero, weight, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+
+
+@cache
+def _takes_bytes() -> bool:
+    """Whether products of whole bytes are right: without VNNI oneDNN adds up pairs of them in 16 bits, which hold only smaller ones."""
+    size = 256
+    weight = torch.ops.onednn.qlinear_prepack(torch.full((size, size), 127, dtype=torch.int8), None)
+    most = torch.full((size, size), 255, dtype=torch.uint8)
+    found = _product(most, 1.0, 0, weight, torch.ones(size), torch.zeros(size, dtype=torch.int32))
+    return bool((found == 255 * 127 * size).all())
 
 
 class Int8Linear:
@@ -57,11 +75,15 @@ class Int8Linear:
             scale = wide.abs().amax(-1, keepdim=True).div_(127.5)
             codes = (wide / scale).round_().clamp_(-128, 127)
         codes = codes.add_(_ZERO).to(torch.uint8)
-        out: Tensor = torch.ops.onednn.qlinear_pointwise(
-            codes, 1.0, _ZERO, self._weight, self._scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
-        )
+        if _takes_bytes():
+            out = self._product(codes, 1.0, _ZERO)
+        else:
+            out = self._product(codes >> 4, 16.0, _ZERO >> 4).add_(self._product(codes & 15, 1.0, 0))
         found = out.mul_(scale).to(x.dtype)
         return found if self._bias is None else found + self._bias
+
+    def _product(self, codes: Tensor, factor: float, zero: int) -> Tensor:
+        return _product(codes, factor, zero, self._weight, self._scale, self._zeros)
 
     def explain(self) -> str:
         return self._explanation

@@ -173,8 +173,8 @@ def _reproducible(dtype: torch.dtype, device: torch.device, config: EngineConfig
     if compiled is None:
         name = str(dtype).removeprefix("torch.")
         raise RuntimeProblem(
-            f"reproducible needs Smelt's compiled CPU kernels, which compute in bfloat16 on processors with AVX-512"
-            f" VNNI, but this engine would compute in {name} on {device.type} with others; set dtype bfloat16 on such a"
+            "reproducible needs Smelt's compiled CPU kernels, which compute in bfloat16 on processors with AVX2,"
+            f" but this engine would compute in {name} on {device.type} with others; set dtype bfloat16 on such a"
             " processor, with native on and compile off, or leave reproducible off"
         )
     return ReproducibleOperators(compiled, config.exact_inputs)
@@ -208,7 +208,7 @@ def _operators(
     if config.drafter == NESTED:
         if compiled is None:
             raise RuntimeProblem(
-                "drafter is nested, which needs Smelt's compiled CPU kernels, in bfloat16 on a processor with AVX-512 VNNI; set dtype"
+                "drafter is nested, which needs Smelt's compiled CPU kernels, in bfloat16 on a processor with AVX2; set dtype"
                 " bfloat16 on such a processor, with native on, or use another drafter"
             )
         return NestedOperators(compiled, config.exact_inputs)

@@ -21,6 +21,8 @@ def code() -> dict[str, list[tuple[int, str]]]:
     notices: list[str] = []
     if library.kernels(notices.append) is None:
         pytest.skip(notices[-1])
+    if "avx512_vnni" not in library.processor_features():
+        pytest.skip("this processor has no AVX-512 VNNI, whose instructions are counted")
     if shutil.which("objdump") is None:
         pytest.skip("no objdump here")
     built = library._kept()

@@ -28,7 +28,7 @@ ENGINE: dict[str, Any] = {"quiet": True, "max_model_len": 128, "kv_cache_memory_
 def w4in8(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """smelt-6m: a trained model, of which no two tokens are about as likely for long."""
     if kernels(print) is None:
-        pytest.skip("this processor has no AVX-512 VNNI")
+        pytest.skip("Smelt's compiled kernels cannot be used here")
     recipe = {
         "model": str(SMELT_6M),
         "output": str(tmp_path_factory.mktemp("w4in8") / "out"),
