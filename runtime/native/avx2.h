@@ -1,7 +1,7 @@
 // Vectors of 512 bits as two of 256, for processors with AVX2 and without AVX-512. They have the names of Intel's own types and
 // functions, which those of namespace smelt hide, so that the kernels are written once. Here are the functions that they use, no more.
 //
-// Results are the same, bit for bit. Masked loads and stores touch no memory but what the mask names.
+// Each rounds as Intel's does and adds in the same order. Masked loads and stores touch no memory but what the mask names.
 #pragma once
 
 #include <immintrin.h>

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import platform
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -52,12 +51,11 @@ def processor_features() -> frozenset[str]:
 
 @functools.cache
 def _flags() -> tuple[str, ...]:
-    """For the compiler: caches of AMD's processors want to be asked in another way, and CXXFLAGS has the last word."""
-    own = tuple(shlex.split(os.environ.get("CXXFLAGS", "")))
+    """For the compiler; caches of AMD's processors want to be asked in another way."""
     with contextlib.suppress(OSError):
         if "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
-            return (*_FLAGS, "-DSMELT_AMD", *own)
-    return (*_FLAGS, *own)
+            return (*_FLAGS, "-DSMELT_AMD")
+    return _FLAGS
 
 
 def kernels(log: Log) -> ModuleType | None:

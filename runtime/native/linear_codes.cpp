@@ -10,6 +10,7 @@
 #include "codes.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <vector>
 
 namespace smelt {
@@ -191,7 +192,8 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t ro
 template <Form kForm, int kParts, class Scale>
 void panel_by_two_tiles(const Codes& w, const Rounded& x, int64_t tile, bf16* out) {
     const auto rows = [&]<int kRows>() {
-        if constexpr (kRows * kParts <= kPaired) rows_by_tiles<kForm, kRows, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
+        if constexpr (kRows * kParts > kPaired) std::abort();  // paired() allows no more
+        else rows_by_tiles<kForm, kRows, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
     };
     switch (x.rows) {
         case 4: return rows.template operator()<4>();
@@ -208,7 +210,8 @@ void panel_by_tile(const Codes& w, const Rounded& x, int64_t panel, int64_t plac
     const int64_t bytes = w.columns * kTile * bits_of(kForm) / 8, step = panels > 1 ? std::max<int64_t>(1, 128 / panels) : 0;
     const uint8_t* next = w.codes + (tile + 1) * bytes + place * bytes / panels;
     const auto rows = [&]<int kRows>() {
-        if constexpr (kRows <= (kParts == 1 ? kTall : kPanel / kParts)) rows_by_tiles<kForm, kRows, kParts, 1, Scale>(w, x, row, tile, next, step, out);
+        if constexpr (kRows > (kParts == 1 ? kTall : kPanel / kParts)) std::abort();  // no panel is higher
+        else rows_by_tiles<kForm, kRows, kParts, 1, Scale>(w, x, row, tile, next, step, out);
     };
     switch (x.height_of(panel)) {
         case 8: return rows.template operator()<8>();

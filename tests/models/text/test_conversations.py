@@ -12,6 +12,7 @@ from smelt.compress import Recipe, SmeltError, run
 from smelt.models.text.text_source import TextSource
 from smelt.models.text.windows import calibration_windows, evaluation_windows, used_tokens
 from smelt.runtime.measure.workload import text_prompts
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ...tiny import SMELT_6M
@@ -55,6 +56,19 @@ def test_windows_are_cut_from_what_the_template_writes(tokenizer: PreTrainedToke
     assert used_tokens(source, tokenizer) >= set(expected)
     drafted = text_prompts(tokenizer, 16, source)(16, 0)
     assert any(expected[start : start + 16] == drafted for start in range(len(expected)))
+
+
+def test_a_window_begins_once(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    """With tokenizers and templates that both write the beginning of a text, as Llama 3's do."""
+    bos, number = str(tokenizer.eos_token), tokenizer.eos_token_id
+    tokenizer.bos_token = bos
+    single = TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, number)])
+    tokenizer.backend_tokenizer.post_processor = single
+    expected = [id for talk in TALKS for id in tokenizer.apply_chat_template(talk, tokenize=True, return_dict=False)]
+    windows = evaluation_windows(source_of(tmp_path / "chat.jsonl", *TALKS), tokenizer, 4, 32).tokens
+    assert expected[0] == number
+    assert windows[0].tolist() == expected[:32]
+    assert windows[1].tolist() == [number, *expected[32 : 32 + 31]]
 
 
 def test_texts_between_conversations(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

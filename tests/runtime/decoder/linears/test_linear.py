@@ -6,6 +6,7 @@ import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.activations import ActivationRounding
+from smelt.runtime.decoder.linears import cpu
 from smelt.runtime.decoder.linears.cpu import Int8Linear
 from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.weights.matrix import Matrix
@@ -34,6 +35,13 @@ def test_int8_is_what_the_rounded_product_is(dtype: torch.dtype, rows: int, outp
         rtol=2e-2 if dtype == torch.bfloat16 else 1e-5,
         atol=1e-2 if dtype == torch.bfloat16 else 1e-5,
     )
+
+
+def test_int8_is_the_same_in_halves_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where products of whole bytes are wrong, which is so on processors without VNNI."""
+    monkeypatch.setattr(cpu, "_takes_bytes", lambda: False)
+    test_int8_is_what_the_rounded_product_is(torch.float32, 5, 96, 200)
+    test_int8_with_a_fixed_scale(torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
