@@ -7,7 +7,6 @@ With ``--step`` a whole decode step is predicted, launch by launch (see the fold
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
 
 from smelt.runtime.kernels.base.targets import TARGETS
@@ -15,7 +14,7 @@ from smelt.runtime.kernels.linear.linear_codes import KERNEL
 from smelt.runtime.kernels.linear.packing import FORMATS
 from smelt.runtime.kernels.tools.check import check
 
-from .common import save
+from .common import parser, save
 from .prediction import command
 
 LANES_PER_S = 132 * 128 * 1.755e9
@@ -24,12 +23,12 @@ BYTES_PER_S = 3.35e12
 
 def main() -> None:
     """Every kernel's code; or the time of a decode step."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "--step", action="store_true", help="predict the time of a whole decode step; takes all that follows"
     )
-    command.add_options(parser)
-    given = parser.parse_args()
+    command.add_options(options)
+    given = options.parse_args()
     if given.step:
         command.run(given)
     else:

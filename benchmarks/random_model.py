@@ -10,7 +10,7 @@ import torch
 from smelt.models.checkpoint.writer import write_checkpoint
 from smelt.system.storage.tensor_files import TensorInfo
 
-from .common import REPOSITORY
+from .common import SMELT_6M
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ BIG = RandomShape(hidden=2048, wide=8192, heads=32, key_value_heads=8, vocabular
 
 def build(directory: Path, blocks: int, shape: RandomShape = SMALL) -> int:
     """Write a model of ``blocks`` random blocks, with smelt-6m's tokenizer; returns its bytes."""
-    tokenizer = REPOSITORY / "models" / "builtin" / "smelt-6m"
-    config = json.loads((tokenizer / "config.json").read_text()) | {
+    config = json.loads((SMELT_6M / "config.json").read_text()) | {
         "hidden_size": shape.hidden,
         "intermediate_size": shape.wide,
         "num_hidden_layers": blocks,
@@ -73,8 +72,16 @@ def build(directory: Path, blocks: int, shape: RandomShape = SMALL) -> int:
         (name, TensorInfo(torch.bfloat16, size), lambda name=name, size=size: random(name, size))
         for name, size in shapes.items()
     ]
-    write_checkpoint(directory, tokenizer, config, entries, shard_bytes=500_000_000)
+    write_checkpoint(directory, SMELT_6M, config, entries, shard_bytes=500_000_000)
     return sum(info.nbytes for _, info, _ in entries)
+
+
+def build_billion(scratch: Path) -> Path:
+    """The model of 1.1 billion weights that speed on a CPU is measured on, written to ``scratch/bf16`` if it is not there."""
+    directory = scratch / "bf16"
+    if not (directory / "config.json").is_file():
+        build(directory, 16, BIG)
+    return directory
 
 
 def _seed_of(name: str) -> int:

@@ -8,7 +8,6 @@ most likely token is the same, the overlap (the acceptance of exact sampling), a
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from smelt.runtime.engine.setup.config import EngineConfig
 from smelt.runtime.engine.setup.loading import load_model
 from smelt.runtime.measure.workload import text_prompts
 
-from ..common import REPOSITORY, save
+from ..common import SMELT_6M, parser, save
 from .nested_bits import beside, logits_of
 
-SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 PROMPT, WRITTEN, REQUESTS = 32, 96, 48
 LEARNS: dict[str, dict[str, Any] | None] = {
     "not at all": None,
@@ -39,7 +37,7 @@ LEARNS: dict[str, dict[str, Any] | None] = {
 
 def accepted(checkpoint: Path, params: list[SamplingParams], prompts: list[list[int]]) -> dict[str, float | None]:
     """What the engine accepts of drafts of three."""
-    engine = Engine(SMALL, drafter=str(checkpoint), draft_tokens=3)
+    engine = Engine(SMELT_6M, drafter=str(checkpoint), draft_tokens=3)
     engine.generate(prompts, params)
     assert engine.drafting is not None
     found = engine.drafting.total
@@ -49,10 +47,10 @@ def accepted(checkpoint: Path, params: list[SamplingParams], prompts: list[list[
 
 def main() -> None:
     """Distil and measure all of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", default="400k")
-    tokens = parser.parse_args().tokens
-    engine = Engine(SMALL)
+    options = parser(__doc__)
+    options.add_argument("--tokens", default="400k")
+    tokens = options.parse_args().tokens
+    engine = Engine(SMELT_6M)
     make = text_prompts(engine.tokenizer, PROMPT, TextSource("builtin", "evaluation"))
     prompts = [make(PROMPT, seed) for seed in range(REQUESTS)]
     greedy = [SamplingParams(max_tokens=WRITTEN, temperature=0, ignore_eos=True)] * REQUESTS
@@ -62,7 +60,7 @@ def main() -> None:
         for prompt, output in zip(prompts, engine.generate(prompts, sampled), strict=True)
     ]
     engine.close()
-    _, original = load_model(SMALL, EngineConfig(dtype="bfloat16"), log=print)
+    _, original = load_model(SMELT_6M, EngineConfig(dtype="bfloat16"), log=print)
     reference = logits_of(original, written)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="smelt-drafters-") as scratch:
@@ -71,7 +69,7 @@ def main() -> None:
             if how is not None:
                 steps.append({"distill": {"teacher": "original", "tokens": tokens, "learning_rate": 1e-3, **how}})
             output = str(Path(scratch) / str(len(rows)))
-            recipe = {"model": str(SMALL), "output": output, "evaluate": False, "steps": steps}
+            recipe = {"model": str(SMELT_6M), "output": output, "evaluate": False, "steps": steps}
             checkpoint = run(Recipe.model_validate(recipe), progress=False).checkpoint
             _, model = load_model(checkpoint, EngineConfig(dtype="bfloat16"), log=print)
             row = {

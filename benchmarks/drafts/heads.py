@@ -9,7 +9,6 @@ benchmarks.drafts.speculation). What of drafts is right on WikiText-2, which is 
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,12 @@ from smelt.models.text.text_source import TextSource
 from smelt.quant.scheme import resolve
 from smelt.runtime.measure.workload import text_prompts as prompts_of
 
-from ..common import SCRATCH, SHARED, save
-from ..random_model import BIG, build
+from ..common import SMELT_6M, WIKITEXT_VALIDATION, add_scratch, parser, save, shared
+from ..random_model import build_billion
 from .speculation import (
     MORE,
     PROMPT,
     RECORDED,
-    SMALL,
     Pair,
     acceptance,
     forms_of,
@@ -49,7 +47,7 @@ def trained_head(scratch: Path, tokens: str) -> Path:
     """A head for smelt-6m; one that exists is kept."""
     training = Training.model_validate({**TRAINING, "tokens": tokens})
     nothing = Evaluate.model_validate({"windows": 1, "samples": 0, "speed": False})
-    return make_head(HeadRequest(str(SMALL), scratch / f"smelt-6m-head-{tokens}", training, nothing)).checkpoint
+    return make_head(HeadRequest(str(SMELT_6M), scratch / f"smelt-6m-head-{tokens}", training, nothing)).checkpoint
 
 
 def in_four_bits(head: Path, model: Path, directory: Path) -> Path:
@@ -89,25 +87,23 @@ def pairs_of(model: Path, w4: Path, head: Path, head_w4: Path) -> list[Pair]:
 
 def main() -> None:
     """Measure both models."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--scratch", type=Path, default=SCRATCH, help="where models are made and kept, %(default)s by default"
-    )
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--tokens", default="1M")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    add_scratch(options)
+    options.add_argument("--turns", type=int, default=5)
+    options.add_argument("--tokens", default="1M")
+    given = options.parse_args()
     scratch, turns = given.scratch, given.turns
     head = trained_head(scratch, given.tokens)
     small = pairs_of(
-        SMALL,
-        forms_of(SMALL, scratch, calibrated=True)["w4"],
+        SMELT_6M,
+        forms_of(SMELT_6M, scratch, calibrated=True)["w4"],
         head,
-        in_four_bits(head, SMALL, scratch / f"smelt-6m-head-{given.tokens}-w4"),
+        in_four_bits(head, SMELT_6M, scratch / f"smelt-6m-head-{given.tokens}-w4"),
     )
-    tokenizer = ModelDirectory("", SMALL).tokenizer()
+    tokenizer = ModelDirectory("", SMELT_6M).tokenizer()
     make = prompts_of(tokenizer, PROMPT, TextSource("builtin", "evaluation"))
     prompts = [make(PROMPT, seed) for seed in range(RECORDED)]
-    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:100000]
+    text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:100000]
     others = text_prompts(list(tokenizer(text).input_ids), RECORDED, copies=False)
     rows: dict[str, list[dict[str, Any]]] = {"small": [], "big": []}
     known = {pair.name: acceptance(pair, prompts) for pair in small}
@@ -117,9 +113,7 @@ def main() -> None:
     }
     for pair in small:
         rows["small"] += [measure(pair, prompts[:count], turns=MORE * turns) for count in (1, 8)]
-    model = scratch / "bf16"
-    if not (model / "config.json").is_file():
-        build(model, 16, BIG)
+    model = build_billion(scratch)
     random = random_head(model, scratch / "head")
     w4 = forms_of(model, scratch, calibrated=False)["w4"]
     pairs = pairs_of(model, w4, random, in_four_bits(random, model, scratch / "head-w4"))

@@ -8,7 +8,6 @@ same most likely token, and ``overlap`` is the acceptance of exact speculative s
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ from smelt.runtime.engine.drafters.draft_model import DraftModel
 from smelt.runtime.engine.setup.loading import load_model
 from torch import Tensor
 
-from ..common import REPOSITORY, SHARED, save
+from ..common import SMELT_6M, WIKITEXT_VALIDATION, parser, save, shared
 
-SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 LENGTH = 256
 FORMS: dict[str, dict[str, Any]] = {
     "W8A16, nearest": {"scheme": "W8A16"},
@@ -58,11 +56,11 @@ def beside(logits: Tensor, reference: Tensor) -> dict[str, float]:
 
 def main() -> None:
     """Measure all of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--windows", type=int, default=64)
-    count = parser.parse_args().windows
-    opened, original = load_model(SMALL, EngineConfig(dtype="bfloat16"), log=print)
-    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:200000]
+    options = parser(__doc__)
+    options.add_argument("--windows", type=int, default=64)
+    count = options.parse_args().windows
+    opened, original = load_model(SMELT_6M, EngineConfig(dtype="bfloat16"), log=print)
+    text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:200000]
     tokens = list(opened.directory.tokenizer()(text).input_ids)
     windows = [tokens[i * LENGTH : (i + 1) * LENGTH] for i in range(count)]
     reference = logits_of(original, windows)
@@ -70,7 +68,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="smelt-nested-") as scratch:
         for name, quantize in FORMS.items():
             recipe = {
-                "model": str(SMALL),
+                "model": str(SMELT_6M),
                 "output": str(Path(scratch) / name.replace(" ", "-")),
                 "evaluate": False,
                 "steps": [{"quantize": {**quantize, "ignore": []}}],

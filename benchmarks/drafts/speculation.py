@@ -10,7 +10,6 @@ Turns of smelt-6m take a twentieth of a second, of which other processes can tak
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
@@ -23,11 +22,10 @@ from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.speculation.length import FixedDrafts
 
-from ..common import REPOSITORY, SCRATCH, SHARED, save
-from ..random_model import BIG, build
+from ..common import SMELT_6M, WIKITEXT_VALIDATION, add_scratch, parser, save, shared
+from ..random_model import BIG, build_billion
 from .forced import Acceptance, RecordedDrafts, force
 
-SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 PROMPT, OUTPUT = 64, 64
 RECORDED = 48  # prompts by which acceptance is measured
 MORE = 8  # turns of the small model
@@ -180,16 +178,16 @@ def forms_of(model: Path, scratch: Path, *, calibrated: bool) -> dict[str, Path]
 
 def small(scratch: Path, turns: int) -> tuple[list[dict[str, Any]], dict[str, Acceptance]]:
     """smelt-6m, its forms, and real text: speeds, and how often drafts are right."""
-    forms = forms_of(SMALL, scratch, calibrated=True)
-    probe = Engine(SMALL, quiet=True)
-    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:100000]
+    forms = forms_of(SMELT_6M, scratch, calibrated=True)
+    probe = Engine(SMELT_6M, quiet=True)
+    text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:100000]
     tokens = list(probe.tokenizer(text).input_ids)
     probe.close()
     pairs = [
-        Pair("bf16, drafted by W4", SMALL, str(forms["w4"])),
+        Pair("bf16, drafted by W4", SMELT_6M, str(forms["w4"])),
         Pair("W4in8, drafted by its upper bits", forms["w4in8"], "nested"),
-        Pair("bf16, drafted by lookup", SMALL, "lookup"),
-        Pair("bf16, lookup, copying", SMALL, "lookup", copies=True),
+        Pair("bf16, drafted by lookup", SMELT_6M, "lookup"),
+        Pair("bf16, lookup, copying", SMELT_6M, "lookup", copies=True),
     ]
     rows, known = [], {}
     for pair in pairs:
@@ -201,9 +199,7 @@ def small(scratch: Path, turns: int) -> tuple[list[dict[str, Any]], dict[str, Ac
 
 def big(scratch: Path, turns: int, known: dict[str, Acceptance]) -> list[dict[str, Any]]:
     """A Llama of 1.1 billion weights."""
-    model = scratch / "bf16"
-    if not (model / "config.json").is_file():
-        build(model, 16, BIG)
+    model = build_billion(scratch)
     forms = forms_of(model, scratch, calibrated=False)
     pairs = {
         "bf16, drafted by W4": Pair("bf16, drafted by W4", model, str(forms["w4"])),
@@ -225,12 +221,10 @@ def big(scratch: Path, turns: int, known: dict[str, Acceptance]) -> list[dict[st
 
 def main() -> None:
     """Measure both."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--scratch", type=Path, default=SCRATCH, help="where models are made and kept, %(default)s by default"
-    )
-    parser.add_argument("--turns", type=int, default=5)
-    given = parser.parse_args()
+    options = parser(__doc__)
+    add_scratch(options)
+    options.add_argument("--turns", type=int, default=5)
+    given = options.parse_args()
     rows, known = small(given.scratch, given.turns)
     shares = {name: each.share for name, each in known.items()}
     found = {"turns": given.turns, "acceptance": shares, "small": rows, "big": big(given.scratch, given.turns, known)}

@@ -9,25 +9,22 @@ one with trees of up to four branches; both kinds of drafts adapt.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from smelt.runtime import Engine
 from smelt.runtime.engine.executors.draft_lengths import drafting_of
 
-from ..common import SCRATCH, SHARED, save
-from ..random_model import BIG, build
+from ..common import SMELT_6M, WIKITEXT_VALIDATION, add_scratch, parser, save, shared
+from ..random_model import BIG, build_billion
 from .forced import Acceptance, force
 from .speculation import (
     MORE,
     OUTPUT,
     PROMPT,
     RECORDED,
-    SMALL,
     Pair,
     acceptance,
     draft,
@@ -83,30 +80,26 @@ def compare(pair: Pair, prompts: list[list[int]], turns: int, forced: Acceptance
 
 def main() -> None:
     """Measure both models."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--scratch", type=Path, default=SCRATCH, help="where models are made and kept, %(default)s by default"
-    )
-    parser.add_argument("--turns", type=int, default=5)
-    given = parser.parse_args()
-    probe = Engine(SMALL, quiet=True)
-    text = (SHARED / "data" / "text" / "wikitext2_valid_unk.txt").read_text(encoding="utf-8")[:100000]
+    options = parser(__doc__)
+    add_scratch(options)
+    options.add_argument("--turns", type=int, default=5)
+    given = options.parse_args()
+    probe = Engine(SMELT_6M, quiet=True)
+    text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:100000]
     tokens = list(probe.tokenizer(text).input_ids)
     probe.close()
     prompts = text_prompts(tokens, RECORDED, copies=False)
-    w4 = forms_of(SMALL, given.scratch, calibrated=True)["w4"]
+    w4 = forms_of(SMELT_6M, given.scratch, calibrated=True)["w4"]
     small = [
-        Pair("bf16, drafted by W4", SMALL, str(w4)),
-        Pair("bf16, drafted by its first 3 of 6 layers", SMALL, "early-exit:3"),
-        Pair("bf16, drafted by lookup", SMALL, "lookup"),
+        Pair("bf16, drafted by W4", SMELT_6M, str(w4)),
+        Pair("bf16, drafted by its first 3 of 6 layers", SMELT_6M, "early-exit:3"),
+        Pair("bf16, drafted by lookup", SMELT_6M, "lookup"),
     ]
     known = {pair.name: acceptance(pair, prompts, BRANCHES) for pair in small}
     print(known, flush=True)
     rows = [compare(pair, prompts[:count], MORE * given.turns) for pair in small for count in SEQUENCES]
 
-    model = given.scratch / "bf16"
-    if not (model / "config.json").is_file():
-        build(model, 16, BIG)
+    model = build_billion(given.scratch)
     draw = random.Random(0)
     asked = [[draw.randrange(4, BIG.vocabulary) for _ in range(PROMPT)] for _ in range(8)]
     form = forms_of(model, given.scratch, calibrated=False)["w4"]

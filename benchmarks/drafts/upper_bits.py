@@ -7,18 +7,16 @@ A Llama of 1.1 billion random weights in W4in8, without drafts: what a server ga
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.requests.sequence import Request
 
-from ..common import SCRATCH, save
-from ..random_model import BIG, build
+from ..common import add_scratch, parser, save
+from ..random_model import BIG, build_billion
 from .speculation import PROMPT, forms_of
 
 OUTPUT, LOADS = 48, (1, 8, 16)
@@ -45,15 +43,11 @@ def tokens_a_second(engine: OneKind, prompts: list[list[int]], *, upper: bool) -
 
 def main() -> None:
     """Measure all loads."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--scratch", type=Path, default=SCRATCH, help="where models are made and kept, %(default)s by default"
-    )
-    parser.add_argument("--turns", type=int, default=5)
-    given = parser.parse_args()
-    model = given.scratch / "bf16"
-    if not (model / "config.json").is_file():
-        build(model, 16, BIG)
+    options = parser(__doc__)
+    add_scratch(options)
+    options.add_argument("--turns", type=int, default=5)
+    given = options.parse_args()
+    model = build_billion(given.scratch)
     checkpoint = forms_of(model, given.scratch, calibrated=False)["w4in8"]
     # So many never wait: the turns say what answers.
     engine = OneKind(

@@ -3,14 +3,12 @@
     python -m benchmarks.pruning.methods
 
 128 x 256 tokens of C4 calibrate. Never one metric alone: perplexity and divergence on WikiText-2 test (128 x 256
-tokens), and the accuracy of 300 items each of LAMBADA and of two of BLiMP's sets. The spread is over the seeds, which draw the calibration windows. Rows that the result's file holds are not
+tokens), and the accuracy of 300 items each of LAMBADA and of two of BLiMP's sets. The spread is over the seeds, which draw the calibration windows. ResultRows that the result's file holds are not
 measured again; delete the file to start over. Needs ../shared.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +16,8 @@ from typing import Any
 
 from smelt.compress import Recipe, run
 
-from ..common import REPOSITORY, RESULTS, SHARED, parser, save
+from ..common import C4, REPOSITORY, WIKITEXT_TEST, ResultRows, parser, shared
 
-NAME = "pruning"
 SEEDS = (0, 1, 2)
 TASKS = ("lambada", "blimp_determiner_noun_agreement_1", "blimp_wh_questions_object_gap")
 
@@ -79,14 +76,11 @@ def jobs() -> Iterator[tuple[str, dict[str, Any], bool]]:
 
 def main() -> None:
     parser(__doc__).parse_args()
-    path = RESULTS / f"{NAME}.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
-    known = {row["method"] for row in rows}
+    rows = ResultRows("pruning", "python -m benchmarks.pruning.methods")
     with tempfile.TemporaryDirectory() as scratch:
         for label, step, reads in jobs():
-            if label not in known:
-                rows.append(measure(label, step, Path(scratch), SEEDS if reads else SEEDS[:1]))
-                save(NAME, "python -m benchmarks.pruning.methods", rows)
+            if not rows.has(method=label):
+                rows.add(measure(label, step, Path(scratch), SEEDS if reads else SEEDS[:1]))
 
 
 def measure(label: str, step: dict[str, Any], scratch: Path, seeds: tuple[int, ...]) -> dict[str, Any]:
@@ -98,10 +92,10 @@ def measure(label: str, step: dict[str, Any], scratch: Path, seeds: tuple[int, .
                 "model": "builtin:smelt-6m",
                 "output": str(scratch / "out"),
                 "seed": seed,
-                "calibrate": {"source": str(SHARED / "data/calib/c4.utf8"), "samples": 128, "length": 256},
+                "calibrate": {"source": str(shared(C4)), "samples": 128, "length": 256},
                 "steps": [{"prune": step}],
                 "evaluate": {
-                    "text": str(SHARED / "data/text/wikitext2_test_unk.txt"),
+                    "text": str(shared(WIKITEXT_TEST)),
                     "windows": 128,
                     "length": 256,
                     "samples": 2,
@@ -114,7 +108,7 @@ def measure(label: str, step: dict[str, Any], scratch: Path, seeds: tuple[int, .
         )
         found.append(run(recipe, fresh=True, progress=False).report.as_data()["models"])
     before = found[0][0]
-    row: dict[str, Any] = {
+    return {
         "method": label,
         "perplexity_original": round(before["text"]["perplexity"], 2),
         "perplexity": [round(after["text"]["perplexity"], 2) for _, after in found],
@@ -124,8 +118,6 @@ def measure(label: str, step: dict[str, Any], scratch: Path, seeds: tuple[int, .
         "sample": found[0][1]["samples"][0]["text"][:200] if found[0][1]["samples"] else None,
         "done": [warning for warning in found[0][1]["warnings"] if "removed" in warning],
     }
-    print(label, row["perplexity_original"], statistics.mean(row["perplexity"]), row["kl"], row["tasks"], flush=True)
-    return row
 
 
 def _accuracies(model: dict[str, Any]) -> dict[str, float]:

@@ -8,10 +8,8 @@ transformers in float32 from both tools' checkpoints. Cases that the result's fi
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import statistics
 import subprocess
 import tempfile
 from pathlib import Path
@@ -24,11 +22,8 @@ from smelt.models.text.text_source import TextSource
 from smelt.models.text.windows import calibration_windows, evaluation_windows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..common import REPOSITORY, RESULTS, SHARED, save
+from ..common import C4, REPOSITORY, SMELT_6M, WIKITEXT_TEST, ResultRows, parser, shared
 
-NAME = "pruning_peer"
-MODEL = REPOSITORY / "models" / "builtin" / "smelt-6m"
-CALIBRATION = str(SHARED / "data/calib/c4.utf8")
 SEEDS = (0, 1, 2)
 
 
@@ -40,46 +35,36 @@ def _ours(what: str, ratio: float, *, plain: bool) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--torch-pruning", type=Path, required=True)
-    peer = parser.parse_args().torch_pruning
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    source = TextSource(str(SHARED / "data/text/wikitext2_test_unk.txt"), "evaluation")
+    options = parser(__doc__)
+    options.add_argument("--torch-pruning", type=Path, required=True, metavar="PYTHON")
+    peer = options.parse_args().torch_pruning
+    tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
+    source = TextSource(str(shared(WIKITEXT_TEST)), "evaluation")
     held_out = evaluation_windows(source, tokenizer, 128, 256).tokens
-    path = RESULTS / f"{NAME}.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
-    rows = rows or [{"method": "unpruned", "perplexity": [round(_perplexity(MODEL, held_out), 2)]}]
+    rows = ResultRows("pruning_peer", "python -m benchmarks.pruning.peer --torch-pruning PEER/bin/python")
+    if not rows:
+        rows.add({"method": "unpruned", "perplexity": [round(_perplexity(SMELT_6M, held_out), 2)]})
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         for what, ratio in (("ffn", 0.25), ("ffn", 0.5), ("hidden", 0.25), ("both", 0.25)):
-            if any(row.get("pruned") == what and row["ratio"] == ratio for row in rows):
-                continue
             for importance in ("magnitude", "taylor"):
-                found = [
-                    _theirs(peer, importance, what, ratio, seed, tokenizer, scratch) for seed in _seeds(importance)
-                ]
-                rows.append(_row(f"Torch-Pruning {importance}", what, ratio, [_perplexity(p, held_out) for p in found]))
+                case = {"method": f"Torch-Pruning {importance}", "pruned": what, "ratio": ratio}
+                if not rows.has(**case):
+                    seeds = SEEDS if importance == "taylor" else SEEDS[:1]
+                    made = [_theirs(peer, importance, what, ratio, seed, tokenizer, scratch) for seed in seeds]
+                    rows.add({**case, "perplexity": [round(_perplexity(each, held_out), 2) for each in made]})
             for label, plain in (("Smelt, no update", True), ("Smelt", False)):
-                found = [_smelt(_ours(what, ratio, plain=plain), seed, scratch) for seed in SEEDS]
-                rows.append(_row(label, what, ratio, [_perplexity(p, held_out) for p in found]))
-            save(NAME, "python -m benchmarks.pruning.peer --torch-pruning PEER/bin/python", rows)
-
-
-def _seeds(importance: str) -> tuple[int, ...]:
-    return SEEDS if importance == "taylor" else SEEDS[:1]
-
-
-def _row(method: str, what: str, ratio: float, found: list[float]) -> dict[str, Any]:
-    row = {"method": method, "pruned": what, "ratio": ratio, "perplexity": [round(each, 2) for each in found]}
-    print(row, round(statistics.mean(found), 1), flush=True)
-    return row
+                case = {"method": label, "pruned": what, "ratio": ratio}
+                if not rows.has(**case):
+                    made = [_smelt(_ours(what, ratio, plain=plain), seed, scratch) for seed in SEEDS]
+                    rows.add({**case, "perplexity": [round(_perplexity(each, held_out), 2) for each in made]})
 
 
 def _theirs(peer: Path, importance: str, what: str, ratio: float, seed: int, tokenizer: Any, scratch: Path) -> Path:
-    windows = calibration_windows(TextSource(CALIBRATION, "calibration"), tokenizer, 128, 256, seed)
+    windows = calibration_windows(TextSource(str(shared(C4)), "calibration"), tokenizer, 128, 256, seed)
     save_file({"tokens": windows.tokens.contiguous()}, scratch / "tokens.safetensors")
     out = scratch / f"{importance}-{what}-{ratio}-{seed}"
-    command = [str(peer), str(REPOSITORY / "benchmarks/peers/prune_torch_pruning.py"), "--model", str(MODEL)]
+    command = [str(peer), str(REPOSITORY / "benchmarks/peers/prune_torch_pruning.py"), "--model", str(SMELT_6M)]
     command += ["--tokens", str(scratch / "tokens.safetensors"), "--importance", importance, "--what", what]
     done = subprocess.run(
         [*command, "--ratio", str(ratio), "--out", str(out)], capture_output=True, text=True, check=True
@@ -93,7 +78,7 @@ def _smelt(steps: list[dict[str, Any]], seed: int, scratch: Path) -> Path:
         "model": "builtin:smelt-6m",
         "output": str(scratch / f"smelt-{len(list(scratch.iterdir()))}"),
         "seed": seed,
-        "calibrate": {"source": CALIBRATION, "samples": 128, "length": 256},
+        "calibrate": {"source": str(shared(C4)), "samples": 128, "length": 256},
         "steps": [{"prune": step} for step in steps],
         "evaluate": False,
     }

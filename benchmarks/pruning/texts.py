@@ -4,13 +4,12 @@
 
 benchmarks/pruning/methods.py judges on WikiText-2 test, here with its words replaced by ``<unk>``. The same checkpoints, calibrated on 128 x
 256 tokens of C4, are judged here on other texts as well, 128 x 256 tokens each, read by transformers in float32. Documents
-of C4 that the calibration text holds, too, are left out. Rows that the result's file holds are not measured again. Needs ../shared.
+of C4 that the calibration text holds, too, are left out. ResultRows that the result's file holds are not measured again. Needs ../shared.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,8 @@ from smelt.models.text.windows import evaluation_windows
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..common import REPOSITORY, RESULTS, SHARED, parser, save
+from ..common import C4, SMELT_6M, WIKITEXT_TEST, ResultRows, parser, shared
 
-NAME = "pruning_texts"
-MODEL = REPOSITORY / "models" / "builtin" / "smelt-6m"
-CALIBRATION = SHARED / "data/calib/c4.utf8"
 SEEDS = (0, 1, 2)
 AMOUNTS = {"50%": {"structure": "weights", "sparsity": 0.5}, "2:4": {"structure": "2:4"}}
 METHODS = {"magnitude": {"score": "magnitude"}, "wanda": {"score": "wanda"}, "sparsegpt": {"update": "sparsegpt"}}
@@ -34,34 +30,28 @@ METHODS = {"magnitude": {"score": "magnitude"}, "wanda": {"score": "wanda"}, "sp
 
 def main() -> None:
     parser(__doc__).parse_args()
-    path = RESULTS / f"{NAME}.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
+    rows = ResultRows("pruning_texts", "python -m benchmarks.pruning.texts")
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         windows = texts(scratch)
-        rows = rows or [{"method": "unpruned", "perplexity": judged(MODEL, windows)}]
+        if not rows:
+            rows.add({"method": "unpruned", "perplexity": judged(SMELT_6M, windows)})
         for amount, step in AMOUNTS.items():
             for method, more in METHODS.items():
                 label = f"{amount} {method}"
-                if any(row["method"] == label for row in rows):
+                if rows.has(method=label):
                     continue
                 found = [
                     judged(pruned({**step, **more}, seed, scratch / "out"), windows)
                     for seed in (SEEDS[:1] if method == "magnitude" else SEEDS)
                 ]
-                rows.append({"method": label, "perplexity": {text: [each[text] for each in found] for text in windows}})
-                print(
-                    label,
-                    {text: round(statistics.mean(each[text] for each in found), 2) for text in windows},
-                    flush=True,
-                )
-                save(NAME, "python -m benchmarks.pruning.texts", rows)
+                rows.add({"method": label, "perplexity": {text: [each[text] for each in found] for text in windows}})
 
 
 def texts(scratch: Path) -> dict[str, Tensor]:
     """Windows of each text."""
-    data = SHARED / "data"
-    known = CALIBRATION.read_text(encoding="utf-8")
+    data = shared("data")
+    known = shared(C4).read_text(encoding="utf-8")
     documents = [json.loads(line)["text"] for line in (data / "calib/c4_1000_docs.jsonl").open(encoding="utf-8")]
     others = [each for each in documents if len(each) > 200 and each[100:160] not in known]
     c4 = scratch / "c4.jsonl"
@@ -70,11 +60,11 @@ def texts(scratch: Path) -> dict[str, Tensor]:
         "C4": c4,
         "Wikipedia": data / "calib/wiki.utf8",
         "WikiText-2, raw": data / "text/wikitext2_train_raw_part.txt",
-        "WikiText-2 test, <unk>": data / "text/wikitext2_test_unk.txt",
+        "WikiText-2 test, <unk>": shared(WIKITEXT_TEST),
         "TinyStories": data / "text/tinystories_sample_exllamav2.txt",
         "Shakespeare": data / "text/tinyshakespeare.txt",
     }
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
     return {
         name: evaluation_windows(TextSource(str(source), "evaluation"), tokenizer, 128, 256).tokens
         for name, source in sources.items()
@@ -83,8 +73,8 @@ def texts(scratch: Path) -> dict[str, Tensor]:
 
 def pruned(step: dict[str, Any], seed: int, output: Path) -> Path:
     """A checkpoint."""
-    calibrate = {"source": str(CALIBRATION), "samples": 128, "length": 256}
-    recipe = {"model": str(MODEL), "output": str(output), "seed": seed, "steps": [{"prune": step}]}
+    calibrate = {"source": str(shared(C4)), "samples": 128, "length": 256}
+    recipe = {"model": str(SMELT_6M), "output": str(output), "seed": seed, "steps": [{"prune": step}]}
     made = Recipe.model_validate({**recipe, "calibrate": calibrate, "evaluate": False})
     return run(made, fresh=True, progress=False).checkpoint
 

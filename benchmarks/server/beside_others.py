@@ -27,7 +27,7 @@ from typing import Any
 import httpx2
 from smelt.models.directory.find import find_checkpoint
 
-from ..common import save
+from ..common import parser, save
 
 _PROMPT, _OUTPUT = 128, 64
 _REQUESTS = {1: 40, 8: 160, 32: 320}
@@ -176,11 +176,11 @@ def _command(given: argparse.Namespace) -> str:
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser()
+    options = parser(__doc__)
     for name in ("guidellm", "vllm", "llama", "gguf", "transformers"):
-        parser.add_argument(f"--{name}", required=name == "guidellm")
-    parser.add_argument("--turns", type=int, default=5)
-    given = parser.parse_args()
+        options.add_argument(f"--{name}", required=name == "guidellm")
+    options.add_argument("--turns", type=int, default=5)
+    given = options.parse_args()
     model = find_checkpoint("builtin:smelt-6m").path
     port = 8519
     runs: dict[str, dict[int, list[dict[str, Any]]]] = {}

@@ -9,7 +9,6 @@ the engine alone. Memory, descriptors and cache blocks are read before, during a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -23,7 +22,7 @@ import httpx2
 from smelt.models.directory.find import find_checkpoint
 from smelt.runtime import Engine, SamplingParams
 
-from ..common import save
+from ..common import parser, save
 from .started import Started, smelt_server
 
 _STREAMS = 200
@@ -181,9 +180,9 @@ def _gauges(url: str) -> dict[str, float]:
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--minutes", type=float, default=10)
-    minutes = parser.parse_args().minutes
+    options = parser(__doc__)
+    options.add_argument("--minutes", type=float, default=10)
+    minutes = options.parse_args().minutes
     print("answers of the engine alone")
     known = asks()
     with smelt_server(_MODEL, "--dtype", "float32", "--max-num-seqs", "64") as server:

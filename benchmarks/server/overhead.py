@@ -9,7 +9,6 @@ it.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -33,7 +32,7 @@ from smelt.runtime.engine.setup.loading import in_own_thread
 from smelt.runtime.measure.calibrate import Shape
 from smelt.runtime.measure.random_checkpoint import write_random_checkpoint
 
-from ..common import RESULTS, save
+from ..common import parser, save, saved
 from .started import smelt_server
 
 _PROMPT = 64
@@ -179,22 +178,21 @@ def measure(model: str, load: ClientLoad, turns: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("--turns", type=int, default=5)
+    options.add_argument(
         "--bare", nargs=2, metavar=("MODEL", "LOAD"), help="Measure an engine alone, and print it as JSON."
     )
-    parser.add_argument(
+    options.add_argument(
         "--only", choices=[load.name for load in LOADS], help="Measure one model; the other's results are kept."
     )
-    given = parser.parse_args()
+    given = options.parse_args()
     if given.bare:
         model, name = given.bare
         print(json.dumps(bare(model, next(load for load in LOADS if load.name == name))))
         return
     small, large = LOADS
-    file = RESULTS / "http_overhead.json"
-    found = json.loads(file.read_text())["results"] if given.only else {}
+    found = saved("http_overhead") or {} if given.only else {}
     if given.only in (None, small.name):
         found[small.name] = measure("builtin:smelt-6m", small, given.turns)
     if given.only in (None, large.name):

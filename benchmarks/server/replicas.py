@@ -8,14 +8,13 @@ the same cores.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import tempfile
 from pathlib import Path
 
-from ..common import save
+from ..common import parser, save
 from .overhead import LOADS, served, write_large
 
 _LOAD = LOADS[1]
@@ -23,9 +22,9 @@ _LOAD = LOADS[1]
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--turns", type=int, default=5)
-    turns = parser.parse_args().turns
+    options = parser(__doc__)
+    options.add_argument("--turns", type=int, default=5)
+    turns = options.parse_args().turns
     os.environ["OMP_NUM_THREADS"] = "1"
     rates: dict[str, list[float]] = {"1": [], "2": []}
     with tempfile.TemporaryDirectory() as scratch:

@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
@@ -32,7 +30,7 @@ from smelt.runtime.simulate.options import SimulatedEngine
 from smelt.runtime.simulate.results import SimulationResult
 from smelt.runtime.simulate.simulation import simulate
 
-from ..common import RESULTS, save
+from ..common import parser, save, saved
 from .engine_run import EngineRun
 from .memory import saved_by_sharing
 from .setting import Row, Study, at_once, at_rate, running
@@ -288,14 +286,13 @@ CLAIMS: dict[str, Claim] = {
 
 def main() -> int:
     """Run claims, and save their rows beside those that are there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calibration", type=Path, required=True, help="what smelt bench --calibrate wrote here")
-    parser.add_argument("--only", nargs="+", choices=list(CLAIMS), default=list(CLAIMS), metavar="CLAIM")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--calibration", type=Path, required=True, help="what smelt bench --calibrate wrote here")
+    options.add_argument("--only", nargs="+", choices=list(CLAIMS), default=list(CLAIMS), metavar="CLAIM")
+    given = options.parse_args()
     size = model_size(find_model(MODEL))
     prediction = EngineStudy(size, Calibration.read(given.calibration).cost(size))
-    path = RESULTS / f"{NAME}.json"
-    known: dict[str, Any] = json.loads(path.read_text())["results"] if path.is_file() else {}
+    known: dict[str, Any] = saved(NAME) or {}
     for name in given.only:
         began = time.perf_counter()
         known[name] = CLAIMS[name](prediction)

@@ -7,8 +7,6 @@ Claims that are not run again keep their results.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 from smelt.system.errors import SmeltError
 
-from ..common import RESULTS, SHARED, save
+from ..common import SHARED, parser, save, saved
 from . import batching, chunking, layouts, memory, prefixes, queues, swaps
 from .setting import Claim, Study
 
@@ -41,15 +39,14 @@ CLAIMS: dict[str, Claim] = {
 
 def main() -> int:
     """Run claims, and save their rows beside those that are there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument(
         "--only", nargs="+", choices=list(CLAIMS), default=list(CLAIMS), metavar="CLAIM", help=", ".join(CLAIMS)
     )
-    parser.add_argument("--traces", type=Path, default=SHARED / "data/traces", help="the folder of recorded traces")
-    given = parser.parse_args()
+    options.add_argument("--traces", type=Path, default=SHARED / "data/traces", help="the folder of recorded traces")
+    given = options.parse_args()
     study = Study(given.traces)
-    path = RESULTS / f"{NAME}.json"
-    known: dict[str, Any] = json.loads(path.read_text())["results"] if path.is_file() else {}
+    known: dict[str, Any] = saved(NAME) or {}
     for name in given.only:
         begun = time.perf_counter()
         try:

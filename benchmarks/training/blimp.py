@@ -4,12 +4,11 @@
 
 Two sets of 300 sentences (benchmarks/training/methods.py) leave an uncertainty that hides what there is to see. Here the best rounding and the
 training that begins with it are judged on 1000 pairs of each of 45 phenomena: by the sum of log-probabilities, with transformers' own
-model, the better sentence must be the likelier one. Rows that the result's file holds are not measured again. Needs ../shared.
+model, the better sentence must be the likelier one. ResultRows that the result's file holds are not measured again. Needs ../shared.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -23,10 +22,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..common import RESULTS, SHARED, save
+from ..common import C4, ResultRows, parser, shared
 from .methods import SEEDS, jobs, mixture
 
-NAME = "blimp"
 PAIRS = 1000
 BATCH = 250
 METHODS = tuple(
@@ -35,16 +33,16 @@ METHODS = tuple(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, action="append")
-    seeds = parser.parse_args().seed or SEEDS
-    path = RESULTS / f"{NAME}.json"
+    options = parser(__doc__)
+    options.add_argument("--seed", type=int, action="append")
+    seeds = options.parse_args().seed or SEEDS
+    rows = ResultRows("blimp", "python -m benchmarks.training.blimp")
     with tempfile.TemporaryDirectory() as scratch:
         text = mixture(Path(scratch) / "mixture.jsonl")
         steps = dict(jobs("bits", text))
         for seed in seeds:
             for method in ("the original", *METHODS):
-                if (method, seed) in {(row["method"], row["seed"]) for row in _rows(path)}:
+                if rows.has(method=method, seed=seed):
                     continue
                 if method == "the original":
                     accuracies = judged(find_model("builtin:smelt-6m").path) if seed == 0 else None
@@ -52,11 +50,9 @@ def main() -> None:
                     accuracies = judged(_made(steps[method], seed, Path(scratch) / "out"))
                 if accuracies is not None:
                     mean = round(statistics.mean(accuracies.values()), 4)
-                    row = {"method": method, "seed": seed, "mean": mean, "accuracies": accuracies}
-                    print(method, seed, mean, flush=True)
-                    save(NAME, "python -m benchmarks.training.blimp", [*_rows(path), row])
+                    rows.add({"method": method, "seed": seed, "mean": mean, "accuracies": accuracies})
     for method in ("the original", *METHODS):
-        print(method, [row["mean"] for row in _rows(path) if row["method"] == method])
+        print(method, [row["mean"] for row in rows if row["method"] == method])
 
 
 def judged(directory: Path) -> dict[str, float]:
@@ -64,7 +60,7 @@ def judged(directory: Path) -> dict[str, float]:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     found = {}
-    for file in sorted((SHARED / "data/eval/blimp").glob("*.jsonl")):
+    for file in sorted((shared("data/eval/blimp")).glob("*.jsonl")):
         pairs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:PAIRS]]
         batches = [pairs[start : start + BATCH] for start in range(0, len(pairs), BATCH)]
         good, bad = (
@@ -90,7 +86,7 @@ def _likelihoods(model: Any, tokenizer: Any, sentences: list[str]) -> Tensor:
 
 
 def _made(steps: list[dict[str, Any]], seed: int, output: Path) -> Path:
-    calibrate = {"source": str(SHARED / "data/calib/c4.utf8"), "samples": 128, "length": 256}
+    calibrate = {"source": str(shared(C4)), "samples": 128, "length": 256}
     recipe = {"model": "builtin:smelt-6m", "output": str(output), "seed": seed, "steps": steps}
     return run(
         Recipe.model_validate({**recipe, "calibrate": calibrate, "evaluate": False}), fresh=True, progress=False

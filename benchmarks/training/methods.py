@@ -4,15 +4,14 @@
 
 ``pruned``: half of the parameters pruned (blocks, then feed-forward channels), then trained on the same tokens by the
 teacher's predictions or by the text alone, beside the same shape trained from scratch. ``bits``: two and three bits, trained from
-the best of the roundings without training (benchmarks/orderings.py) beside it. Trained on a mixture like the one that
+the best of the roundings without training (benchmarks/quantization/orderings.py) beside it. Trained on a mixture like the one that
 smelt-6m was trained on (novels, C4, stories, WikiText's training part); measured on WikiText-2 test (128 x 256 tokens), LAMBADA and
-BLiMP. The seed draws calibration windows, the order of the text and random weights. Rows that the result's file
+BLiMP. The seed draws calibration windows, the order of the text and random weights. ResultRows that the result's file
 holds are not measured again. Needs ../shared.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -23,9 +22,8 @@ from typing import Any
 
 from smelt.compress import Recipe, run
 
-from ..common import REPOSITORY, RESULTS, SHARED, save
+from ..common import C4, REPOSITORY, WIKITEXT_TEST, ResultRows, parser, shared
 
-NAME = "training"
 SEEDS = (0, 1, 2)
 TASKS = ("lambada", "blimp_determiner_noun_agreement_1", "blimp_wh_questions_object_gap")
 PRUNED: list[dict[str, Any]] = [
@@ -57,19 +55,17 @@ def jobs(part: str, text: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", choices=("pruned", "bits"), action="append")
-    parts = parser.parse_args().part or ("pruned", "bits")
-    path = RESULTS / f"{NAME}.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
+    options = parser(__doc__)
+    options.add_argument("--part", choices=("pruned", "bits"), action="append")
+    parts = options.parse_args().part or ("pruned", "bits")
+    rows = ResultRows("training", "python -m benchmarks.training.methods")
     with tempfile.TemporaryDirectory() as scratch:
         text = mixture(Path(scratch) / "mixture.jsonl")
         for part in parts:
             for label, steps in jobs(part, text):
                 for seed in SEEDS:
-                    if (label, seed) not in {(row["method"], row["seed"]) for row in rows}:
-                        rows.append(measure(label, steps, seed, Path(scratch)))
-                        save(NAME, "python -m benchmarks.training.methods", rows)
+                    if not rows.has(method=label, seed=seed):
+                        rows.add(measure(label, steps, seed, Path(scratch)))
     for part in parts:
         for label, _ in jobs(part, ""):
             mine = [row for row in rows if row["method"] == label]
@@ -78,7 +74,7 @@ def main() -> None:
 
 def mixture(path: Path) -> str:
     """Pieces of all training texts in an order of their own, always the same."""
-    data = SHARED / "data"
+    data = shared("data")
     texts = [
         each.read_text(encoding="utf-8", errors="replace") for each in sorted((data / "text/novels").glob("*.txt"))
     ]
@@ -99,10 +95,10 @@ def measure(label: str, steps: list[dict[str, Any]], seed: int, scratch: Path) -
             "model": "builtin:smelt-6m",
             "output": str(scratch / "out"),
             "seed": seed,
-            "calibrate": {"source": str(SHARED / "data/calib/c4.utf8"), "samples": 128, "length": 256},
+            "calibrate": {"source": str(shared(C4)), "samples": 128, "length": 256},
             "steps": steps,
             "evaluate": {
-                "text": str(SHARED / "data/text/wikitext2_test_unk.txt"),
+                "text": str(shared(WIKITEXT_TEST)),
                 "windows": 128,
                 "length": 256,
                 "samples": 2,
@@ -117,7 +113,7 @@ def measure(label: str, steps: list[dict[str, Any]], seed: int, scratch: Path) -
     before, after = report["models"]
     facts = json.loads((scratch / "out/checkpoint/smelt.json").read_text())
     trained = next((step["training"] for step in facts["steps"] if "training" in step), None)
-    row = {
+    return {
         "method": label,
         "seed": seed,
         "parameters": [before["size"]["parameters"], after["size"]["parameters"]],
@@ -130,8 +126,6 @@ def measure(label: str, steps: list[dict[str, Any]], seed: int, scratch: Path) -
         "sample": after["samples"][0]["text"][:200],
         **({} if trained is None else {"tokens": trained["tokens"], "seconds": round(trained["seconds"], 1)}),
     }
-    print(json.dumps(row), flush=True)
-    return row
 
 
 def _accuracies(model: dict[str, Any]) -> dict[str, float]:

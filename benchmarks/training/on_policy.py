@@ -6,7 +6,7 @@ A student of half the parameters, distilled on 400k tokens of text (benchmarks/t
 more: of the text, of text that the teacher wrote, and of its own, all or half. Prompts are 32 of 256 tokens. Measured on WikiText-2 test:
 perplexity, divergence from the teacher on the text, and what the student writes after 256 prompts of 32 tokens: the teacher's log-likelihood
 of 64 sampled tokens (and how many of their pairs of tokens are different ones, for a dull text is likely, too), and how often the first
-one, four and eight greedy tokens are exactly the teacher's. The seed draws text, its order and samples. Rows that the result's file holds
+one, four and eight greedy tokens are exactly the teacher's. The seed draws text, its order and samples. ResultRows that the result's file holds
 are not measured again. Needs ../shared.
 """
 
@@ -26,10 +26,9 @@ from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..common import RESULTS, SHARED, parser, save
+from ..common import C4, WIKITEXT_TEST, ResultRows, parser, shared
 from .methods import PRUNED, SEEDS, mixture
 
-NAME = "on_policy"
 BEGINNING, TOKENS = 400_000, 300_000
 PROMPTS, PROMPT, WRITTEN = 256, 32, 64
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -45,18 +44,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     parser(__doc__).parse_args()
-    path = RESULTS / f"{NAME}.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
+    rows = ResultRows("on_policy", "python -m benchmarks.training.on_policy")
     with tempfile.TemporaryDirectory() as scratch:
         text, place = mixture(Path(scratch) / "mixture.jsonl"), Path(scratch)
         teacher = find_model("builtin:smelt-6m").path
         judge = Judge(teacher)
-        if not any(row["trained on"] == "the teacher itself" for row in rows):
-            rows.append({"trained on": "the teacher itself", "seed": 0, **judge.judged(teacher, 1)})
+        if not rows.has(**{"trained on": "the teacher itself"}):
+            rows.add({"trained on": "the teacher itself", "seed": 0, **judge.judged(teacher, 1)})
         for seed in SEEDS:
             begun, first = None, dict[str, Any]()
             for label, changes in VARIANTS.items():
-                if (label, seed) in {(row["trained on"], row["seed"]) for row in rows}:
+                if rows.has(**{"trained on": label, "seed": seed}):
                     continue
                 if begun is None:
                     usual = {"tokens": BEGINNING, "data": text, "learning_rate": 2e-3}
@@ -66,12 +64,10 @@ def main() -> None:
                     data = {"source": text, "prompt": PROMPT, **changes["data"]}
                     step = {"tokens": TOKENS, "teacher": str(teacher), "learning_rate": 1e-3, **changes, "data": data}
                     directory, found = trained(str(begun), [{"distill": step}], seed, place / "out")
-                rows.append({"trained on": label, "seed": seed, **found, **judge.judged(directory, seed)})
-                print(json.dumps(rows[-1]), flush=True)
-                save(NAME, "python -m benchmarks.training.on_policy", rows)
+                rows.add({"trained on": label, "seed": seed, **found, **judge.judged(directory, seed)})
     for label in ("the teacher itself", *VARIANTS):
         mine = [row for row in rows if row["trained on"] == label]
-        print(label, *(f"{key} {_spread([row[key] for row in mine])}" for key in list(mine[0])[2:]))
+        print(label, *(f"{key} {_spread([row[key] for row in mine])}" for key in list(mine[0])[2:] if key != "date"))
 
 
 def trained(model: str, steps: list[dict[str, Any]], seed: int, output: Path) -> tuple[Path, dict[str, Any]]:
@@ -81,9 +77,15 @@ def trained(model: str, steps: list[dict[str, Any]], seed: int, output: Path) ->
             "model": model,
             "output": str(output),
             "seed": seed,
-            "calibrate": {"source": str(SHARED / "data/calib/c4.utf8"), "samples": 128, "length": 256},
+            "calibrate": {"source": str(shared(C4)), "samples": 128, "length": 256},
             "steps": steps,
-            "evaluate": {"text": _text(), "windows": 64, "length": 256, "samples": 0, "speed": False},
+            "evaluate": {
+                "text": str(shared(WIKITEXT_TEST)),
+                "windows": 64,
+                "length": 256,
+                "samples": 0,
+                "speed": False,
+            },
         }
     )
     report = run(recipe, fresh=True, progress=False).report.as_data()
@@ -102,7 +104,7 @@ class Judge:
 
     def __init__(self, teacher: Path) -> None:
         self._teacher = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
-        ids = AutoTokenizer.from_pretrained(teacher)(Path(_text()).read_text(encoding="utf-8"))["input_ids"]
+        ids = AutoTokenizer.from_pretrained(teacher)(shared(WIKITEXT_TEST).read_text(encoding="utf-8"))["input_ids"]
         every = len(ids) // PROMPTS
         self._windows = torch.tensor([ids[i * every : i * every + 256] for i in range(PROMPTS)])
         self._prompts = self._windows[:, :PROMPT]
@@ -143,10 +145,6 @@ class Judge:
     def _both(self, student: Any, windows: Tensor) -> list[tuple[Tensor, Tensor]]:
         models = (self._teacher, student)
         return [tuple(model(input_ids=part).logits.log_softmax(-1) for model in models) for part in windows.split(16)]  # type: ignore[misc]
-
-
-def _text() -> str:
-    return str(SHARED / "data/text/wikitext2_test_unk.txt")
 
 
 def _spread(values: list[float]) -> str:

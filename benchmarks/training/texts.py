@@ -3,14 +3,12 @@
     python -m benchmarks.training.texts [--seed N]
 
 The same checkpoints as ``benchmarks.training.methods --part pruned`` makes of a seed, read by transformers in float32 on 128 x 256 tokens each of:
-Wikipedia and Shakespeare, which smelt-6m has not seen either, and WikiText-2 test with its ``<unk>``. Rows that
+Wikipedia and Shakespeare, which smelt-6m has not seen either, and WikiText-2 test with its ``<unk>``. ResultRows that
 the result's file holds are not measured again. Needs ../shared.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -22,32 +20,29 @@ from smelt.models.text.windows import evaluation_windows
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from ..common import RESULTS, SHARED, save
-from ..pruning.texts import MODEL, judged
+from ..common import C4, SMELT_6M, WIKITEXT_TEST, ResultRows, parser, shared
+from ..pruning.texts import judged
 from .methods import SEEDS, jobs, mixture
 
-NAME = "training_texts"
 METHODS = ("half of the parameters pruned", "pruned, distilled", "pruned, trained on the text")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, action="append")
-    seeds = parser.parse_args().seed or SEEDS
-    path = RESULTS / f"{NAME}.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
+    options = parser(__doc__)
+    options.add_argument("--seed", type=int, action="append")
+    seeds = options.parse_args().seed or SEEDS
+    rows = ResultRows("training_texts", "python -m benchmarks.training.texts")
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         windows = texts()
         steps = dict(jobs("pruned", mixture(scratch / "mixture.jsonl")))
-        rows = rows or [{"method": "the original", "seed": 0, "perplexity": judged(MODEL, windows)}]
+        if not rows:
+            rows.add({"method": "the original", "seed": 0, "perplexity": judged(SMELT_6M, windows)})
         for seed in seeds:
             for method in METHODS:
-                if not any((row["method"], row["seed"]) == (method, seed) for row in rows):
+                if not rows.has(method=method, seed=seed):
                     checkpoint = made(steps[method], seed, scratch / "out")
-                    rows.append({"method": method, "seed": seed, "perplexity": judged(checkpoint, windows)})
-                    print(json.dumps(rows[-1]), flush=True)
-                    save(NAME, "python -m benchmarks.training.texts", rows)
+                    rows.add({"method": method, "seed": seed, "perplexity": judged(checkpoint, windows)})
     for method in METHODS:
         mine = [row["perplexity"] for row in rows if row["method"] == method]
         print(method, {text: round(statistics.mean(each[text] for each in mine), 2) for text in windows})
@@ -55,13 +50,12 @@ def main() -> None:
 
 def texts() -> dict[str, Tensor]:
     """Windows of each text."""
-    data = SHARED / "data"
     sources = {
-        "Wikipedia": data / "calib/wiki.utf8",
-        "Shakespeare": data / "text/tinyshakespeare.txt",
-        "WikiText-2 test, <unk>": data / "text/wikitext2_test_unk.txt",
+        "Wikipedia": shared("data/calib/wiki.utf8"),
+        "Shakespeare": shared("data/text/tinyshakespeare.txt"),
+        "WikiText-2 test, <unk>": shared(WIKITEXT_TEST),
     }
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
     return {
         name: evaluation_windows(TextSource(str(source), "evaluation"), tokenizer, 128, 256).tokens
         for name, source in sources.items()
@@ -70,7 +64,7 @@ def texts() -> dict[str, Tensor]:
 
 def made(steps: list[dict[str, Any]], seed: int, output: Path) -> Path:
     """A checkpoint, of the recipe that benchmarks/training/methods.py measures."""
-    calibrate = {"source": str(SHARED / "data/calib/c4.utf8"), "samples": 128, "length": 256}
+    calibrate = {"source": str(shared(C4)), "samples": 128, "length": 256}
     recipe = {"model": "builtin:smelt-6m", "output": str(output), "seed": seed, "steps": steps}
     whole = Recipe.model_validate({**recipe, "calibrate": calibrate, "evaluate": False})
     return run(whole, fresh=True, progress=False).checkpoint

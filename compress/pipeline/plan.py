@@ -45,7 +45,7 @@ from ..results.result import Loader
 from .build import steps_of
 from .verify import reload_bytes
 
-# Work not covered by operation counts, measured on two cores (benchmarks/memory_limit.py compares).
+# Work not covered by operation counts, measured on two cores (benchmarks/quantization/memory_limit.py compares).
 _SECONDS_PER_LINEAR = 0.02
 _SECONDS_PER_SEQUENTIAL_COLUMN = 1.2e-4
 # Memory of torch's threads and lazily imported modules, for any model.

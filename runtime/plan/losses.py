@@ -1,7 +1,7 @@
 """The order of "least compressed": what each choice lost on a small model, in one table.
 
 These are an order, and no prediction: other models lose other amounts, and losses do not exactly add up. They are those of
-``python -m benchmarks.format_losses``; docs/benchmarks.md has more methods and models.
+``python -m benchmarks.quantization.format_losses``; docs/benchmarks.md has more methods and models.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks import same_bytes
-from benchmarks.same_bytes import CheckedRun, compare, differences, digests, run_all
+from benchmarks.same_bytes import running
+from benchmarks.same_bytes.comparing import compare, differences
+from benchmarks.same_bytes.digests import digests
+from benchmarks.same_bytes.recipes import CheckedRun
+from benchmarks.same_bytes.running import run_all
+
+from ..tiny import REPOSITORY
 
 RECIPE = "clip, scale search"
 
@@ -24,9 +28,10 @@ RECIPE = "clip, scale search"
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The output and the scratch directory of one recipe, as the command line makes them."""
     directory = tmp_path_factory.mktemp("same_bytes")
-    script = str(Path(same_bytes.__file__))
-    command = [sys.executable, script, "--output", "sums.json", "--only", RECIPE, "--scratch", "scratch"]
-    subprocess.run(command, cwd=directory, env=os.environ, check=True)
+    places = ["--output", str(directory / "sums.json"), "--scratch", str(directory / "scratch")]
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.same_bytes", "--only", RECIPE, *places], cwd=REPOSITORY, check=True
+    )
     return directory / "sums.json", directory / "scratch"
 
 
@@ -83,7 +88,7 @@ def test_what_differs_is_named(measured: tuple[Path, Path]) -> None:
 
 def test_failures_count_as_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = CheckedRun({"model": "builtin:smelt-6m", "output": "out", "steps": [{"quantize": {"scheme": "W4A17"}}]})
-    monkeypatch.setitem(same_bytes.RECIPES, RECIPE, refused)
+    monkeypatch.setitem(running.RECIPES, RECIPE, refused)
     assert run_all([RECIPE], tmp_path / "sums.json", tmp_path / "scratch") == 1
     result = _results(tmp_path / "sums.json")["results"][RECIPE]
     assert "W4A17" in result["error"]
@@ -101,10 +106,11 @@ def test_types_and_shapes_are_part_of_a_tensors_digest(tmp_path: Path) -> None:
 
 def test_nothing_of_smelt_is_imported() -> None:
     modules = set()
-    for node in ast.walk(ast.parse(Path(same_bytes.__file__).read_text())):
-        if isinstance(node, ast.Import):
-            modules |= {each.name.split(".")[0] for each in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            modules.add((node.module or "").split(".")[0])
+    for file in (REPOSITORY / "benchmarks" / "same_bytes").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {each.name.split(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level <= 1
+                modules |= set() if node.level else {(node.module or "").split(".")[0]}
     assert modules - sys.stdlib_module_names <= {"torch", "transformers", "safetensors", "tokenizers"}

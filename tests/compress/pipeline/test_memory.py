@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.memory_limit import measure
+from benchmarks.quantization.memory_limit import measure
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """The runtime on a CPU beside other runtimes, on a Llama of 1.1 billion seeded random weights.
 
-    python -m benchmarks.runtime_cpu --scratch /var/tmp/smelt-cpu [--peer-python PEER] [--only NAME ...]
+    python -m benchmarks.cpu.beside_others --scratch /var/tmp/smelt-cpu [--peer-python PEER] [--only NAME ...]
 
 Everything runs one after another in processes of their own, each with the machine to itself: Smelt's formats first,
-then the peers of benchmarks/peers/runtimes.py, if a Python that has them is given. Of each the same is measured:
+then the peers of benchmarks/peers/runtimes, if a Python that has them is given. Of each the same is measured:
 
 - ``prefill_N``: N random prompt tokens over the time to the first token
 - ``decode_N``: the rate of 32 greedy tokens after a prompt of N, without the first
@@ -32,10 +32,11 @@ from typing import Any
 
 import torch
 
-from .common import REPOSITORY, RESULTS, save
-from .peers.turns import Runtime, answer, in_turns
-from .random_model import BIG, build
+from ..common import REPOSITORY, SMELT_6M, parser, save, saved
+from ..peers.turns import Runtime, answer, in_turns
+from ..random_model import build_billion
 
+PEER = "benchmarks.peers.runtimes"
 PEERS = ("llama.cpp", "openvino", "openvino-int8", "torchao", "ctranslate2", "transformers")
 FORMATS: dict[str, dict[str, Any] | None] = {
     "bf16": None,
@@ -53,16 +54,13 @@ TURNS = {
     "decode_1024": ("decode", 1024, GENERATED - 1),
     "concurrent_32": ("concurrent", 32, 32 * GENERATED),
 }
-SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 
 
 def prepare(scratch: Path) -> dict[str, Path]:
     """The model in every format; formats that exist are kept."""
     from smelt.compress import Recipe, run
 
-    found = {"bf16": scratch / "bf16"}
-    if not (found["bf16"] / "config.json").is_file():
-        build(found["bf16"], 16, BIG)
+    found = {"bf16": build_billion(scratch)}
     for name, quantize in FORMATS.items():
         if quantize is not None:
             recipe = {
@@ -134,9 +132,16 @@ def measure_smelt(checkpoint: Path, repeats: int, lengths: list[int]) -> dict[st
 
 def beside_vllm(checkpoint: Path, python: str, scratch: Path, rounds: int, runs: list[str]) -> dict[str, Any]:
     """One checkpoint on Smelt's engine and on vLLM, in turns."""
-    here = [sys.executable, "-m", "benchmarks.runtime_cpu", "--scratch", str(scratch), "--in-turns", str(checkpoint)]
-    script = str(REPOSITORY / "benchmarks" / "peers" / "runtimes.py")
-    there = [python, script, "vllm", "--model", str(checkpoint), "--scratch", str(scratch / "peers"), "--in-turns"]
+    here = [
+        sys.executable,
+        "-m",
+        "benchmarks.cpu.beside_others",
+        "--scratch",
+        str(scratch),
+        "--in-turns",
+        str(checkpoint),
+    ]
+    there = [python, "-m", PEER, "vllm", "--model", str(checkpoint), "--scratch", str(scratch / "peers"), "--in-turns"]
     with Runtime(here, REPOSITORY) as ours, Runtime(there, REPOSITORY) as theirs:
         return in_turns(ours, theirs, {name: TURNS[name] for name in runs}, rounds, lambda: read_rate(3))
 
@@ -145,7 +150,7 @@ def measure_transformers_small(repeats: int) -> float:
     """Tokens a second of transformers' ``generate`` on smelt-6m, at batch 1."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(SMALL, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(SMELT_6M, dtype=torch.bfloat16)
     rates = []
     for seed in range(repeats + 1):
         ids = torch.randint(4, 4096, (1, 128), generator=torch.Generator().manual_seed(seed))
@@ -182,17 +187,17 @@ def _in_process(*arguments: str, python: str = sys.executable) -> dict[str, Any]
 
 def main() -> None:
     """Measure all, print a table and save it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scratch", type=Path, required=True, help="gets 5 GB of models")
-    parser.add_argument("--peer-python", help="a Python that has the peers")
-    parser.add_argument("--exporter", default="optimum-cli", help="the optimum-cli of OpenVINO's export")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", nargs="*", help="formats and peers to measure; all by default")
-    parser.add_argument("--vllm-python", help="a Python that has vLLM for CPUs")
-    parser.add_argument("--runs", nargs="*", choices=TURNS, default=list(TURNS), help="what is measured beside vLLM")
-    parser.add_argument("--in-turns", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--scratch", type=Path, required=True, help="gets 5 GB of models")
+    options.add_argument("--peer-python", help="a Python that has the peers")
+    options.add_argument("--exporter", default="optimum-cli", help="the optimum-cli of OpenVINO's export")
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--only", nargs="*", help="formats and peers to measure; all by default")
+    options.add_argument("--vllm-python", help="a Python that has vLLM for CPUs")
+    options.add_argument("--runs", nargs="*", choices=TURNS, default=list(TURNS), help="what is measured beside vLLM")
+    options.add_argument("--in-turns", type=Path, help=argparse.SUPPRESS)
+    options.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     if arguments.in_turns:
         smelt = Smelt(arguments.in_turns, max(size for _, size, _ in TURNS.values()))
         answer({"prefill": smelt.prefill, "decode": smelt.decode, "concurrent": smelt.concurrent})
@@ -204,7 +209,7 @@ def main() -> None:
         print(json.dumps({"decode_128": measure_transformers_small(arguments.repeats)}))
         return
     if arguments.worker == "small":
-        print(json.dumps(measure_smelt(SMALL, arguments.repeats, [128, 512])))
+        print(json.dumps(measure_smelt(SMELT_6M, arguments.repeats, [128, 512])))
         return
     if arguments.worker:
         print(json.dumps(measure_smelt(Path(arguments.worker), arguments.repeats, [512, 1024])))
@@ -213,11 +218,10 @@ def main() -> None:
     beside = [f"vllm {name}" for name in VLLM_FORMATS] if arguments.vllm_python else []
     wanted = arguments.only or ["smelt-6m", *FORMATS, *(PEERS if arguments.peer_python else ()), *beside]
     repeats = ["--repeats", str(arguments.repeats)]
-    here = ["-m", "benchmarks.runtime_cpu", "--scratch", str(arguments.scratch), *repeats, "--worker"]
+    here = ["-m", "benchmarks.cpu.beside_others", "--scratch", str(arguments.scratch), *repeats, "--worker"]
     # Beside vLLM alone: what the other peers gave is kept.
     file = "runtime_cpu_vllm" if all(each.startswith("vllm ") for each in wanted) else "runtime_cpu"
-    kept = RESULTS / f"{file}.json"
-    results: dict[str, Any] = json.loads(kept.read_text())["results"] if arguments.only and kept.exists() else {}
+    results: dict[str, Any] = saved(file) or {} if arguments.only else {}
     results["machine"] = _in_process(*here, "read")
     threads = ["--threads", str(len(os.sched_getaffinity(0)))]
     for name in wanted:
@@ -232,12 +236,13 @@ def main() -> None:
         elif name in models:
             results[f"smelt {name}"] = _in_process(*here, str(models[name]))
         else:
-            script = str(REPOSITORY / "benchmarks" / "peers" / "runtimes.py")
             where = ["--model", str(models["bf16"]), "--scratch", str(arguments.scratch / "peers")]
             export = ["--exporter", arguments.exporter]
-            results[name] = _in_process(script, name, *where, *export, *threads, *repeats, python=arguments.peer_python)
+            results[name] = _in_process(
+                "-m", PEER, name, *where, *export, *threads, *repeats, python=arguments.peer_python
+            )
         print(table(results), flush=True)
-        save(file, "python -m benchmarks.runtime_cpu " + " ".join(_shown(sys.argv[1:])), results)
+        save(file, "python -m benchmarks.cpu.beside_others " + " ".join(_shown(sys.argv[1:])), results)
 
 
 def turns_table(name: str, turns: dict[str, Any]) -> str:

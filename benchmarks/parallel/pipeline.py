@@ -1,6 +1,6 @@
 """How long a pipeline's stages wait, by how a step's tokens are cut into pieces, beside the simulator's prediction.
 
-    python -m benchmarks.pipeline [--turns 5]
+    python -m benchmarks.parallel.pipeline [--turns 5]
 
 Two stages of a Llama of random bfloat16 weights (hidden 1,024, 16 blocks), each a process of one thread; steps one after another, as in the
 engine. A stage works while it computes; what is left of a step's time it waits, or sends and receives. The prediction has the times of
@@ -9,7 +9,6 @@ single pieces on a stage alone, measured first, and no cost of sending.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -32,8 +31,8 @@ from smelt.runtime.simulate.placements.pipeline import StepInPieces
 from smelt.runtime.weights.checkpoint import Checkpoint
 from smelt.system.processes.child_processes import ends_with
 
-from .common import save
-from .random_model import build
+from ..common import parser, save
+from ..random_model import build
 
 _BLOCK = 16
 _SIZES = (1, 8, 16, 32, 64, 128, 256, 512)
@@ -181,20 +180,20 @@ def main() -> None:
         path, turns = ranks.broadcast_data(None)
         work(_Stage(ranks, Path(path)), ranks, turns)
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=7)
-    turns = parser.parse_args().turns
+    options = parser(__doc__)
+    options.add_argument("--turns", type=int, default=7)
+    turns = options.parse_args().turns
     with tempfile.TemporaryDirectory(prefix="smelt-pipeline-") as scratch:
         path = Path(scratch) / "model"
         build(path, 16)
-        ranks, others = started("benchmarks.pipeline", 2, "cpu")
+        ranks, others = started("benchmarks.parallel.pipeline", 2, "cpu")
         try:
             ranks.broadcast_data([str(path), turns])
             found = work(_Stage(ranks, path), ranks, turns)
         finally:
             others.end()
     print(json.dumps(found, indent=1))
-    print(save("pipeline", f"python -m benchmarks.pipeline --turns {turns}", found))
+    print(save("pipeline", f"python -m benchmarks.parallel.pipeline --turns {turns}", found))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Generating beside a process that keeps one core busy: tokens a second with each number of threads, quiet and disturbed.
 
-    python -m benchmarks.busy_neighbour CHECKPOINT [--repeats 5] [--rounds 3]
+    python -m benchmarks.cpu.busy_neighbour CHECKPOINT [--repeats 5] [--rounds 3]
 
 The neighbour is a loop without end, pinned to the last core. Quiet and disturbed turns alternate, since a machine's
 memory has its moods; of each the median is kept:
@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from .common import REPOSITORY, save
+from ..common import REPOSITORY, parser, save
 
 GENERATED = 48
 
@@ -89,12 +89,12 @@ def measure(checkpoint: str, threads: int, repeats: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print a table and save it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=3, help="processes for each number of threads")
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("checkpoint", type=Path)
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--rounds", type=int, default=3, help="processes for each number of threads")
+    options.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    arguments = options.parse_args()
     if arguments.worker:
         print(json.dumps(measure(str(arguments.checkpoint), arguments.worker, arguments.repeats)))
         return
@@ -102,7 +102,7 @@ def main() -> None:
     rates: dict[str, dict[str, list[float]]] = {f"{n} threads": defaultdict(list) for n in counts}
     for _ in range(arguments.rounds):
         for n in counts:
-            command = [sys.executable, "-m", "benchmarks.busy_neighbour", str(arguments.checkpoint)]
+            command = [sys.executable, "-m", "benchmarks.cpu.busy_neighbour", str(arguments.checkpoint)]
             command += ["--worker", str(n), "--repeats", str(arguments.repeats)]
             done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY)
             for name, rate in json.loads(done.stdout.strip().splitlines()[-1]).items():
@@ -115,7 +115,7 @@ def main() -> None:
     for name in names:
         print(f"{name:<22}" + "".join(f"{found[name]:>12.1f}" for found in results.values()))
     results["model"] = arguments.checkpoint.parent.name
-    save("busy_neighbour", "python -m benchmarks.busy_neighbour CHECKPOINT", results)
+    save("busy_neighbour", "python -m benchmarks.cpu.busy_neighbour CHECKPOINT", results)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Does the simulator predict the engine? Requests on this machine's engine beside their simulation.
 
-``python -m benchmarks.simulator --scratch DIR`` calibrates this machine (or reads ``--calibration FILE``), then serves requests with
+``python -m benchmarks.serving.simulator --scratch DIR`` calibrates this machine (or reads ``--calibration FILE``), then serves requests with
 models, formats and loads that the calibration has not seen, each at its time, and simulates the same arrivals. The engine serves them twice: how
 far the second time is from the first is what no prediction can know.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,8 +26,8 @@ from smelt.runtime.simulate.options import SimulatedEngine
 from smelt.runtime.simulate.results import Served
 from smelt.runtime.simulate.simulation import simulate
 
-from .common import save
-from .serving.engine_run import EngineRun
+from ..common import parser, save
+from .engine_run import EngineRun
 
 NAME = "simulator"
 # None of these shapes, nor W3A16, is among those that are calibrated.
@@ -62,17 +61,17 @@ LATENCIES: dict[str, Latency] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scratch", type=Path, required=True, help="a directory for random checkpoints")
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("--scratch", type=Path, required=True, help="a directory for random checkpoints")
+    options.add_argument(
         "--calibration", type=Path, help="what smelt bench --calibrate wrote; measured first if not given"
     )
-    parser.add_argument("--only", nargs="*", default=list(CONFIGURATIONS), help="configurations")
-    given = parser.parse_args()
+    options.add_argument("--only", nargs="*", default=list(CONFIGURATIONS), help="configurations")
+    given = options.parse_args()
     calibrated = (
         Calibration.read(given.calibration)
         if given.calibration
-        else calibrate(command="python -m benchmarks.simulator", log=print)
+        else calibrate(command="python -m benchmarks.serving.simulator", log=print)
     )
     found = {}
     for name in given.only:
@@ -83,7 +82,9 @@ def main() -> None:
         found[name] = {load: _compared(folder, calibrated, *settings) for load, settings in LOADS.items()}
         print(name, found[name])
     save(
-        NAME, "python -m benchmarks.simulator --scratch DIR", {"configurations": found, "left_out": calibrated.left_out}
+        NAME,
+        "python -m benchmarks.serving.simulator --scratch DIR",
+        {"configurations": found, "left_out": calibrated.left_out},
     )
 
 

@@ -1,6 +1,6 @@
 """What each choice that `smelt plan` offers loses on smelt-6m: the order of "least compressed" in `runtime/plan/losses.py`.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.format_losses
+    OMP_NUM_THREADS=1 python -m benchmarks.quantization.format_losses
 
 KL divergence from the original on the builtin evaluation text, with GPTQ and the builtin calibration text, seed 0. W2A16 with its head
 takes some minutes, the others seconds.
@@ -14,7 +14,7 @@ from typing import Any
 
 from smelt.compress import Recipe, run
 
-from .common import parser, save
+from ..common import parser, save
 
 NAME = "format_losses"
 SCHEMES = ("W8A16", "W8A8", "FP8_DYNAMIC", "W4A16", "NVFP4", "W3A16", "W2A16")
@@ -38,7 +38,7 @@ def main() -> None:
     for name, step in steps.items():
         found[name] = _loss(step)
         print(name, found[name], flush=True)
-    save(NAME, "OMP_NUM_THREADS=1 python -m benchmarks.format_losses", found)
+    save(NAME, "OMP_NUM_THREADS=1 python -m benchmarks.quantization.format_losses", found)
 
 
 def _loss(step: dict[str, Any]) -> float:

@@ -1,24 +1,22 @@
 """Do the methods stand in the order that their papers found? Two trained models, real text, three calibration seeds.
 
-    python -m benchmarks.orderings [--part few-bits|four-bit-inputs|gptq-options|outliers]
+    python -m benchmarks.quantization.orderings [--part few-bits|four-bit-inputs|gptq-options|outliers]
 
 ``few-bits``: weights of 4, 3 and 2 bits, by every rounding. ``four-bit-inputs``: W4A4, with and without
 rotations and smoothing. ``gptq-options``: GPTQ with one option changed. ``outliers``: static W8A8. Four-bit inputs and outliers also of a twin of smelt-6m that computes the same, whose
 norms' outputs have outliers. Each cell's mean and spread are over the seeds, which draw the calibration windows (and the
-rotation); methods that read no calibration text run once. Rows that the result's file holds are not measured again, so a
+rotation); methods that read no calibration text run once. ResultRows that the result's file holds are not measured again, so a
 run that was cut goes on; delete the file to start over. Needs ../shared.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from smelt.compress import Recipe, run
 
-from .common import RESULTS, SHARED, save
+from ..common import C4, SMELT_6M, WIKITEXT_TEST, ResultRows, parser, shared
 
 NAME = "orderings"
 SEEDS = (0, 1, 2)
@@ -136,36 +134,33 @@ def cells() -> Iterator[ComparedMethod]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--part", choices=["few-bits", "four-bit-inputs", "gptq-options", "outliers"])
-    asked = parser.parse_args().part
-    path = RESULTS / f"{NAME}.json"
-    rows = json.loads(path.read_text())["results"] if path.exists() else []
-    known = {(row["model"], row["format"], row["method"]) for row in rows}
+    options = parser(__doc__)
+    options.add_argument("--part", choices=["few-bits", "four-bit-inputs", "gptq-options", "outliers"])
+    asked = options.parse_args().part
+    rows = ResultRows("orderings", "python -m benchmarks.quantization.orderings")
     with tempfile.TemporaryDirectory() as scratch:
         bench = _Bench(Path(scratch))
         for cell in cells():
-            if asked in (None, cell.part) and cell.key not in known:
-                rows.append(bench.measure(cell) | {"date": datetime.now(UTC).date().isoformat()})
-                save(NAME, f"python -m benchmarks.{NAME}", rows)
+            if asked in (None, cell.part) and not rows.has(model=cell.model, format=cell.format, method=cell.label):
+                rows.add(bench.measure(cell))
 
 
 class _Bench:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
-        stories = json.loads((SHARED / "data/text/tinystories_1000.json").read_text())
+        stories = json.loads((shared("data/text/tinystories_1000.json")).read_text())
         held_out = scratch / "stories.txt"
         held_out.write_text(
             "\n\n".join(s if isinstance(s, str) else s.get("story", s.get("text")) for s in stories[900:])
         )
-        wiki, c4 = SHARED / "data/text/wikitext2_test_unk.txt", SHARED / "data/calib/c4.utf8"
-        twin = with_outliers(SHARED / "models/smelt-6m", scratch / "twin")
+        wiki, c4 = shared(WIKITEXT_TEST), shared(C4)
+        twin = with_outliers(SMELT_6M, scratch / "twin")
         self._models = {
             SMELT: ("builtin:smelt-6m", c4, wiki),
             OUTLIERS: (str(twin), c4, wiki),
             STORIES: (
-                str(SHARED / "models/stories260K"),
-                SHARED / "data/text/tinystories_sample_exllamav2.txt",
+                str(shared("models/stories260K")),
+                shared("data/text/tinystories_sample_exllamav2.txt"),
                 held_out,
             ),
         }

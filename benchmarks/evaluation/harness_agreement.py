@@ -1,6 +1,6 @@
 """Scores of the engine beside those of lm-eval's own ``hf`` model, on whole tasks.
 
-    python -m benchmarks.harness_agreement [--limit 1000]
+    python -m benchmarks.evaluation.harness_agreement [--limit 1000]
 
 A model and its W4A16 checkpoint, each by both in float32 and as both run it by default (bfloat16).
 """
@@ -20,10 +20,9 @@ from smelt.compress import Recipe, run
 from smelt.compress.evaluation.scoring.task_code import BUILTIN
 from smelt.compress.integrations.lm_eval import SmeltLM
 
-from .common import REPOSITORY, save
+from ..common import REPOSITORY, SMELT_6M, parser, save
 
 NAME = "harness_agreement"
-MODEL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 TASKS = [
     "shared_lambada",
     "shared_blimp_anaphor_gender_agreement",
@@ -40,22 +39,22 @@ TASKS = [
 
 def main() -> None:
     """Compare, print a line a task, and save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--limit", type=int, default=1000)
-    parser.add_argument("--batch", type=int, default=16, help="of the hf model")
-    chosen = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--limit", type=int, default=1000)
+    options.add_argument("--batch", type=int, default=16, help="of the hf model")
+    chosen = options.parse_args()
     for name in ("lm_eval", "api.task", "evaluator"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as scratch:
         recipe = {
-            "model": str(MODEL),
+            "model": str(SMELT_6M),
             "output": f"{scratch}/w4",
             "steps": [{"quantize": {"scheme": "W4A16", "group_size": 64, "rounding": "gptq"}}],
             "evaluate": False,
         }
         w4 = run(Recipe.model_validate(recipe)).checkpoint
-        rows = [row for label, path in (("original", MODEL), ("W4A16", w4)) for row in compare(label, path, chosen)]
-    command = f"python -m benchmarks.harness_agreement --limit {chosen.limit} --batch {chosen.batch}"
+        rows = [row for label, path in (("original", SMELT_6M), ("W4A16", w4)) for row in compare(label, path, chosen)]
+    command = f"python -m benchmarks.evaluation.harness_agreement --limit {chosen.limit} --batch {chosen.batch}"
     save(NAME, command, {"limit": chosen.limit, "rows": rows})
 
 

@@ -1,6 +1,6 @@
 """Formats chosen part by part beside one format everywhere, at equal bits; and predicted beside measured speed.
 
-    python -m benchmarks.mixed_precision
+    python -m benchmarks.quantization.mixed_precision
 
 Quality: the builtin smelt-6m, calibrated on 64 windows of 256 tokens of the builtin corpus that three seeds draw, and
 evaluated on the corpus's other half. Speed: a Llama shape with random weights, decoding one request.
@@ -8,7 +8,6 @@ evaluated on the corpus's other half. Speed: a Llama shape with random weights, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -19,8 +18,8 @@ from typing import Any
 from smelt.compress import Recipe, run
 from smelt.runtime.measure.step_time import step_seconds
 
-from .common import RESULTS, save
-from .random_model import SMALL, build
+from ..common import ResultRows, parser
+from ..random_model import SMALL, build
 
 SEEDS = (0, 1, 2)
 GROUP = 64
@@ -29,27 +28,23 @@ FINER: list[dict[str, Any]] = [
     for scheme, groups in (("W2A16", (64,)), ("W3A16", (32, 64, 128)), ("W4A16", (32, 64, 128)), ("W8A16", (128,)))
     for group in groups
 ]
-COMMAND = "python -m benchmarks.mixed_precision"
+COMMAND = "python -m benchmarks.quantization.mixed_precision"
 # Turns of original and compressed model; the medians of their steps are compared.
 TURNS = 5
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("--part", choices=("speed", "quality"), help="measure only this; the other's results stay")
-    arguments.add_argument("--blocks", type=int, default=6, help="of the model that speed is measured on")
-    asked = arguments.parse_args()
-    results: dict[str, Any] = {}
-    if asked.part and (RESULTS / "mixed_precision.json").exists():
-        results = json.loads((RESULTS / "mixed_precision.json").read_text())["results"]
+    options = parser(__doc__)
+    options.add_argument("--part", choices=("speed", "quality"), help="measure only this; the other's results stay")
+    options.add_argument("--blocks", type=int, default=6, help="of the model that speed is measured on")
+    asked = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         for part, measure in (("speed", speeds), ("quality", qualities)):
             if asked.part in (None, part):
-                results[part] = []
+                rows = ResultRows("mixed_precision", COMMAND, part)
+                rows.clear()
                 for row in measure(scratch, asked.blocks):
-                    print(json.dumps(row), flush=True)
-                    results[part].append(row)
-                    save("mixed_precision", COMMAND, results)
+                    rows.add(row)
 
 
 def speeds(scratch: str, blocks: int) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The quantizers of Smelt, llm-compressor, GPTQModel and AutoRound on one model: perplexity, time and peak memory.
 
-    python -m benchmarks.against_peers --llm-compressor PYTHON --gptqmodel PYTHON --auto-round PYTHON
+    python -m benchmarks.quantization.against_peers --llm-compressor PYTHON --gptqmodel PYTHON --auto-round PYTHON
         [--parts quality|cost|without_text]
 
 Each peer is given by the Python of its environment; those not given are left out. All read the same calibration
@@ -18,12 +18,11 @@ process's peak, whole and above what imports take.
 ``without_text``: a random Llama of 1.1 billion weights rounded to nearest, which reads no text, by Smelt and llm-compressor
 alone, counted as in ``cost``.
 
-Rows that the result's file holds are not measured again, so a run that was cut goes on; delete the file to start over.
+ResultRows that the result's file holds are not measured again, so a run that was cut goes on; delete the file to start over.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -34,7 +33,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +43,11 @@ from smelt.models.text.windows import calibration_windows, evaluation_windows
 from torch.nn.functional import cross_entropy, kl_div
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .common import REPOSITORY, RESULTS, SHARED, save
-from .random_model import BIG, build
+from ..common import C4, REPOSITORY, SMELT_6M, WIKITEXT_TEST, ResultRows, parser, shared
+from ..random_model import BIG, build
 
-NAME = "against_peers"
-COMMAND = "python -m benchmarks.against_peers --llm-compressor PEER --gptqmodel PEER --auto-round PEER"
-MODEL = REPOSITORY / "models" / "builtin" / "smelt-6m"
-CALIBRATION = SHARED / "data/calib/c4.utf8"
-EVALUATION = SHARED / "data/text/wikitext2_test_unk.txt"
+COMMAND = "python -m benchmarks.quantization.against_peers --llm-compressor PEER --gptqmodel PEER --auto-round PEER"
 LENGTH, SAMPLES, LARGE_SAMPLES, HELD_OUT = 256, 128, 8, 64
-KEY = ("tool", "method", "bits", "group_size", "seed")
 FORMATS, SEEDS, REPEATS, LARGE_BLOCKS = ((3, 128), (2, 64)), (0, 1, 2), 5, 24
 SCRIPTS = {
     "llm-compressor": "quantize_llm_compressor.py",
@@ -121,8 +114,8 @@ class Bench:
 
     def draw(self, samples: int, seed: int) -> None:
         """Write the calibration windows that Smelt draws by ``seed``, for the peers to read."""
-        source = TextSource(str(CALIBRATION), "calibration")
-        drawn = calibration_windows(source, AutoTokenizer.from_pretrained(MODEL), samples, LENGTH, seed)
+        source = TextSource(str(shared(C4)), "calibration")
+        drawn = calibration_windows(source, AutoTokenizer.from_pretrained(SMELT_6M), samples, LENGTH, seed)
         save_file({"tokens": drawn.tokens.contiguous()}, self.work / "tokens.safetensors")
 
     def smelt(self, model: Path, settings: dict[str, Any], samples: int, seed: int) -> dict[str, Any]:
@@ -131,7 +124,7 @@ class Bench:
             "model": str(model),
             "output": str(self.work / "quantized"),
             "seed": seed,
-            "calibrate": {"source": str(CALIBRATION), "samples": samples, "length": LENGTH},
+            "calibrate": {"source": str(shared(C4)), "samples": samples, "length": LENGTH},
             "steps": [{"quantize": settings}],
             "evaluate": False,
         }
@@ -141,7 +134,7 @@ class Bench:
 
     def peer(self, name: str, model: Path, bits: int, group: int, method: list[str], output: str) -> dict[str, Any]:
         """A peer's side of a job, its result written to ``output``, an argument of its script, if that is given."""
-        command = [self.pythons[name], str(Path(__file__).with_name("peers") / SCRIPTS[name]), "--model", str(model)]
+        command = [self.pythons[name], str(Path(__file__).parents[1] / "peers" / SCRIPTS[name]), "--model", str(model)]
         command += ["--tokens", str(self.work / "tokens.safetensors"), "--bits", str(bits), "--group-size", str(group)]
         command += [output, str(self.work / "quantized")] if output else []
         # Peers leave logs where they are started.
@@ -157,49 +150,47 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = parser(__doc__)
     for peer in SCRIPTS:
-        parser.add_argument(f"--{peer}", metavar="PYTHON")
+        options.add_argument(f"--{peer}", metavar="PYTHON")
     parts = {"quality": quality, "cost": cost, "without_text": without_text}
-    parser.add_argument("--parts", nargs="+", choices=[*parts], default=[*parts])
-    chosen = parser.parse_args()
+    options.add_argument("--parts", nargs="+", choices=[*parts], default=[*parts])
+    chosen = options.parse_args()
     pythons = {peer: getattr(chosen, peer.replace("-", "_")) for peer in SCRIPTS}
-    path = RESULTS / f"{NAME}.json"
-    results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
     with tempfile.TemporaryDirectory(prefix="smelt-peers-") as scratch:
         bench = Bench(Path(scratch), {peer: python for peer, python in pythons.items() if python})
         for part, measure in parts.items():
-            rows = results.setdefault(part, [])
-            for row in measure(bench, [*rows]) if part in chosen.parts else ():
-                rows.append(row | {"date": datetime.now(UTC).date().isoformat()})
-                print(json.dumps(row), flush=True)
-                save(NAME, COMMAND, results)
+            rows = ResultRows("against_peers", COMMAND, part)
+            for row in measure(bench, rows) if part in chosen.parts else ():
+                rows.add(row)
 
 
-def quality(bench: Bench, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def quality(bench: Bench, known: ResultRows) -> Iterator[dict[str, Any]]:
     """Each tool's methods, at each format, after the windows of each seed."""
-    original = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    source, tokenizer = TextSource(str(EVALUATION), "evaluation"), AutoTokenizer.from_pretrained(MODEL)
+    original = AutoModelForCausalLM.from_pretrained(SMELT_6M, dtype=torch.float32)
+    source, tokenizer = TextSource(str(shared(WIKITEXT_TEST)), "evaluation"), AutoTokenizer.from_pretrained(SMELT_6M)
     held_out = evaluation_windows(source, tokenizer, HELD_OUT, LENGTH).tokens
-    done = [{name: row[name] for name in KEY} for row in known]
     if not known:
         losses = [cross_entropy(original(w[None]).logits[0, :-1], w[1:]).item() for w in held_out]
-        yield dict.fromkeys(KEY) | {"tool": "none", "perplexity": round(math.exp(statistics.mean(losses)), 3)}
+        yield dict.fromkeys(("tool", "method", "bits", "group_size", "seed")) | {
+            "tool": "none",
+            "perplexity": round(math.exp(statistics.mean(losses)), 3),
+        }
     for seed in SEEDS:
         bench.draw(SAMPLES, seed)
         for bits, group in FORMATS:
             at = {"bits": bits, "group_size": group, "seed": seed}
             for method, (rounding, transforms) in SMELT_JOBS.items():
                 key = {"tool": "smelt", "method": method, **at}
-                if key not in done:
+                if not known.has(**key):
                     settings = {"scheme": f"W{bits}A16", "group_size": group, "rounding": rounding}
-                    found = bench.smelt(MODEL, settings | {"transforms": transforms}, SAMPLES, seed)
+                    found = bench.smelt(SMELT_6M, settings | {"transforms": transforms}, SAMPLES, seed)
                     yield key | judged(found, bench.work / "quantized" / "checkpoint", original, held_out)
             for peer in bench.pythons:
                 for method in PEER_JOBS[peer]:
                     key = {"tool": peer, "method": " ".join(m for m in method if not m.startswith("--")), **at}
-                    if key not in done:
-                        found = bench.peer(peer, MODEL, bits, group, method, "--out")
+                    if not known.has(**key):
+                        found = bench.peer(peer, SMELT_6M, bits, group, method, "--out")
                         yield key | judged(found, bench.work / "quantized", original, held_out)
 
 
@@ -222,12 +213,12 @@ def judged(found: dict[str, Any], checkpoint: Path, original: Any, held_out: tor
     }
 
 
-def cost(bench: Bench, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def cost(bench: Bench, known: ResultRows) -> Iterator[dict[str, Any]]:
     """Time and memory of the tools on two models, alternating."""
     large, middle = bench.work / "large", bench.work / "middle"
     size, middle_size = build(large, LARGE_BLOCKS) / 1e6, build(middle, MIDDLE_BLOCKS) / 1e6
     for model, about, samples, jobs in (
-        (MODEL, f"smelt-6m, {SAMPLES} x {LENGTH} tokens", SAMPLES, cost_jobs(STEPS, BATCH)),
+        (SMELT_6M, f"smelt-6m, {SAMPLES} x {LENGTH} tokens", SAMPLES, cost_jobs(STEPS, BATCH)),
         (
             large,
             f"random Llama of {size:.0f} MB, {LARGE_SAMPLES} x {LENGTH} tokens",
@@ -244,7 +235,7 @@ def cost(bench: Bench, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         bench.draw(samples, 0)
         for method, ours, peers in jobs:
             tools = ["smelt", *(peer for peer in peers if peer in bench.pythons)]
-            if any(row["model"] == about and row["method"] == method for row in known):
+            if known.has(model=about, method=method):
                 continue
             runs: dict[str, list[dict[str, Any]]] = {tool: [] for tool in tools}
             for _ in range(REPEATS):
@@ -259,13 +250,13 @@ def cost(bench: Bench, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             yield row | {tool: summed(found) for tool, found in runs.items()}
 
 
-def without_text(bench: Bench, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def without_text(bench: Bench, known: ResultRows) -> Iterator[dict[str, Any]]:
     """Time and memory of rounding by the weights alone, alternating with llm-compressor."""
     model, tools = bench.work / "billion", ["smelt", *(peer for peer in bench.pythons if peer == "llm-compressor")]
     about = f"random Llama of {build(model, BILLION_BLOCKS, BIG) / 1e6:.0f} MB"
     dynamic = ["--activations", "dynamic"]
     for scheme, bits, group, more in (("W4A16", 4, 128, []), ("W8A8", 8, 0, dynamic)):
-        if any(row["scheme"] == scheme and row["model"] == about for row in known):
+        if known.has(scheme=scheme, model=about):
             continue
         runs: dict[str, list[dict[str, Any]]] = {tool: [] for tool in tools}
         for _ in range(REPEATS):

@@ -1,6 +1,6 @@
 """LoRA on compressed checkpoints: what is gained by training, and what is left after merging and rounding again.
 
-    python -m benchmarks.adapters
+    python -m benchmarks.quantization.adapters
 
 The builtin smelt-6m, which has read no plays, is compressed by GPTQ on the builtin corpus; an adapter on all linears of
 the blocks is trained on the beginning of Shakespeare's plays; perplexities are of their end, in float32.
@@ -8,8 +8,6 @@ the blocks is trained on the beginning of Shakespeare's plays; perplexities are 
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -25,33 +23,30 @@ from smelt.quant.stored.compressed import open_dense
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from .common import RESULTS, SHARED, save
+from ..common import ResultRows, parser, shared
 
 MODEL = "builtin:smelt-6m"
 SCHEMES = ("W4A16", "W3A16", "W2A16")
 GROUP, RANK, STEPS, RATE = 64, 16, 300, 1e-3
 BATCH, LENGTH = 4, 128
 HELD_OUT, WINDOWS, WINDOW = 150_000, 96, 256
-COMMAND = "python -m benchmarks.adapters"
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("--scheme", choices=SCHEMES, action="append", help="measure only these; others' rows stay")
-    asked = arguments.parse_args().scheme or list(SCHEMES)
-    text = (SHARED / "data" / "text" / "tinyshakespeare.txt").read_text(encoding="utf-8")
+    options = parser(__doc__)
+    options.add_argument("--scheme", choices=SCHEMES, action="append", help="measure only these; others' rows stay")
+    asked = options.parse_args().scheme or list(SCHEMES)
+    text = shared("data/text/tinyshakespeare.txt").read_text(encoding="utf-8")
     tokenizer = find_checkpoint(MODEL).tokenizer()
     train, test = (torch.tensor(tokenizer(part)["input_ids"]) for part in (text[:-HELD_OUT], text[-HELD_OUT:]))
     windows = test[: WINDOWS * WINDOW].view(WINDOWS, WINDOW)
-    kept = json.loads((RESULTS / "adapters.json").read_text())["results"] if asked != list(SCHEMES) else []
-    rows: list[dict[str, Any]] = [row for row in kept if row["scheme"] not in asked]
+    rows = ResultRows("adapters", "python -m benchmarks.quantization.adapters")
+    rows[:] = [row for row in rows if row["scheme"] not in asked]
     with tempfile.TemporaryDirectory() as scratch:
         plays = Path(scratch) / "plays.txt"
         plays.write_text(text[:-HELD_OUT], encoding="utf-8")
         for scheme in asked:
-            rows.append(measured(scheme, train, windows, plays, Path(scratch) / scheme))
-            print(rows[-1], flush=True)
-            save("adapters", COMMAND, rows)
+            rows.add(measured(scheme, train, windows, plays, Path(scratch) / scheme))
 
 
 def measured(scheme: str, train: Tensor, windows: Tensor, plays: Path, scratch: Path) -> dict[str, Any]:

@@ -1,20 +1,19 @@
 """What ``Engine(reproducible=True)`` costs: tokens a second with and without it, in turns, one process.
 
-    python -m benchmarks.reproducible NAME=CHECKPOINT... [--repeats 5]
+    python -m benchmarks.cpu.reproducible NAME=CHECKPOINT... [--repeats 5]
 
 Of each load the median is kept: prompts of 512 and 2,048 tokens, 24 tokens after a prompt of 128, and 16 tokens each of eight requests.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from pathlib import Path
 
 from smelt.runtime import Engine, SamplingParams
 
-from .common import save
+from ..common import parser, save
 
 # Tokens of a prompt, requests at once, and tokens to generate after the first.
 LOADS = {
@@ -67,10 +66,10 @@ def measure(checkpoint: Path, repeats: int) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Measure, print, and keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoints", nargs="+", metavar="NAME=CHECKPOINT")
-    parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("checkpoints", nargs="+", metavar="NAME=CHECKPOINT")
+    options.add_argument("--repeats", type=int, default=5)
+    arguments = options.parse_args()
     results = {}
     for entry in arguments.checkpoints:
         name, _, path = entry.partition("=")
@@ -80,7 +79,7 @@ def main() -> None:
                 f"{name:<10}{load:<22}{row['usual']:8.1f}{row['reproducible']:8.1f} tokens/s, time x {row['time']:.2f}",
                 flush=True,
             )
-    save("reproducible", "python -m benchmarks.reproducible NAME=CHECKPOINT...", results)
+    save("reproducible", "python -m benchmarks.cpu.reproducible NAME=CHECKPOINT...", results)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How many items a guarantee needs if evaluation stops as soon as it is known, in simulated draws.
 
-    python -m benchmarks.early_stop [--draws 2000]
+    python -m benchmarks.evaluation.early_stop [--draws 2000]
 
 Each item is lost, gained or answered as before, with given probabilities. It is looked at where an evaluation looks: after 64 items and each time that
 they have doubled.
@@ -8,7 +8,6 @@ they have doubled.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from smelt.compress.evaluation.early_stop import parts
 from smelt.compress.results.betting import log_wealth
 
-from .common import save
+from ..common import parser, save
 
 ITEMS, ALPHA = 5000, 0.05
 # Limit, probability that an item is lost, and that it is gained.
@@ -60,15 +59,15 @@ def simulated(limit: float, lost: float, gained: float, draws: int) -> dict[str,
 
 def main() -> None:
     """Simulate all cases."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=2000)
-    draws = parser.parse_args().draws
+    options = parser(__doc__)
+    options.add_argument("--draws", type=int, default=2000)
+    draws = options.parse_args().draws
     rows = []
     for case in CASES:
         rows.append(simulated(*case, draws))
         print(rows[-1], flush=True)
     found = {"items": ITEMS, "confidence": 1 - ALPHA, "draws": draws, "rows": rows}
-    print(save("early_stop", f"python -m benchmarks.early_stop --draws {draws}", found))
+    print(save("early_stop", f"python -m benchmarks.evaluation.early_stop --draws {draws}", found))
 
 
 if __name__ == "__main__":

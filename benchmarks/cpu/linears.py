@@ -1,6 +1,6 @@
 """How long the compiled kernels take for a linear, beside a plain read of as much memory as its weight has.
 
-    python -m benchmarks.cpu_linears [--turns 21]
+    python -m benchmarks.cpu.linears [--turns 21]
 
 Weights of 67 million values, which no cache holds, with rows of 2048 and 8192, in random order. Each measurement stands between two reads of other memory by
 torch's sum of integers, since the speed of a machine's memory may change.
@@ -8,7 +8,6 @@ torch's sum of integers, since the speed of a machine's memory may change.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
@@ -23,7 +22,7 @@ from smelt.runtime.weights.matrix import Matrix
 from smelt.system.hardware.pages import in_large_pages
 from torch import Tensor
 
-from .common import save
+from ..common import parser, save
 
 VALUES = 1 << 26
 COLUMNS = (2048, 8192)
@@ -94,9 +93,9 @@ def measured(kernels: ModuleType, columns: int, turns: int) -> list[dict[str, An
 
 def main() -> None:
     """Measure, print, and keep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=21)
-    turns = parser.parse_args().turns
+    options = parser(__doc__)
+    options.add_argument("--turns", type=int, default=21)
+    turns = options.parse_args().turns
     kernels = library.kernels(print)
     if kernels is None:
         raise SystemExit("this machine cannot run the compiled kernels")
@@ -105,7 +104,7 @@ def main() -> None:
         for row in measured(kernels, columns, turns):
             print(row, flush=True)
             rows.append(row)
-    save("cpu_linears", f"python -m benchmarks.cpu_linears --turns {turns}", {"turns": turns, "rows": rows})
+    save("cpu_linears", f"python -m benchmarks.cpu.linears --turns {turns}", {"turns": turns, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Generate with a model whose weights are four times the memory that the process may have, from the disk.
 
-    python -m benchmarks.offload [--limit-mb 700] [--turns 5]
+    python -m benchmarks.parallel.offload [--limit-mb 700] [--turns 5]
 
 A Llama-shaped model of random bfloat16 weights is written. A process whose data memory (RLIMIT_DATA: heap and private writable mappings,
 the interpreter's and the libraries' included) is limited loads it with ``offload="disk"``; one without a limit loads it as usual; both
@@ -9,7 +9,6 @@ generate greedily from the same prompts, by turns. Without offload the limited p
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import statistics
@@ -20,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .common import save
-from .random_model import SMALL, build
+from ..common import parser, save
+from ..random_model import SMALL, build
 
 _PROMPT, _OUTPUT = 16, 8
 _LOADS = (1, 32)
@@ -66,7 +65,7 @@ def _child(model: Path, *options: str, limit: int | None = None) -> subprocess.C
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
-    command = [sys.executable, "-m", "benchmarks.offload", "--child", str(model), *options]
+    command = [sys.executable, "-m", "benchmarks.parallel.offload", "--child", str(model), *options]
     return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limited)
 
 
@@ -110,19 +109,19 @@ def measure(limit: int, turns: int, scratch: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit-mb", type=int, default=700)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--child", type=Path)
-    parser.add_argument("--offload", action="store_true")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--limit-mb", type=int, default=700)
+    options.add_argument("--turns", type=int, default=5)
+    options.add_argument("--child", type=Path)
+    options.add_argument("--offload", action="store_true")
+    given = options.parse_args()
     if given.child is not None:
         print(json.dumps(generate(given.child, offloads=given.offload)))
         return
     with tempfile.TemporaryDirectory(prefix="smelt-offload-") as scratch:
         found = measure(given.limit_mb * 1_000_000, given.turns, Path(scratch))
     print(json.dumps(found, indent=1))
-    print(save("offload", f"python -m benchmarks.offload --limit-mb {given.limit_mb}", found))
+    print(save("offload", f"python -m benchmarks.parallel.offload --limit-mb {given.limit_mb}", found))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Quantize a model whose weights are four times the memory that the process may have.
 
-    python -m benchmarks.memory_limit [--limit-mb 700] [--rounding gptq]
+    python -m benchmarks.quantization.memory_limit [--limit-mb 700] [--rounding gptq]
 
 A Llama-shaped model of random bfloat16 weights is written to the disk; then ``smelt run`` works on it
 in a process whose data memory (RLIMIT_DATA: heap and private writable mappings, the interpreter's and
@@ -9,7 +9,6 @@ the libraries' included) is limited.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import shutil
@@ -20,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .common import save
-from .random_model import SMALL, build
+from ..common import parser, save
+from ..random_model import SMALL, build
 
 
 def measure(
@@ -76,11 +75,11 @@ def _smelt(scratch: Path, limit: int, *options: str) -> subprocess.CompletedProc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit-mb", type=int, default=700)
-    parser.add_argument("--rounding", default="gptq")
-    parser.add_argument("--no-save", action="store_true")
-    chosen = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--limit-mb", type=int, default=700)
+    options.add_argument("--rounding", default="gptq")
+    options.add_argument("--no-save", action="store_true")
+    chosen = options.parse_args()
     scratch = Path(tempfile.mkdtemp(prefix="smelt-memory-"))
     try:
         row = measure(chosen.limit_mb * 1_000_000, chosen.rounding, scratch)
@@ -91,7 +90,7 @@ def main() -> None:
         print(
             save(
                 "memory_limit",
-                f"python -m benchmarks.memory_limit --limit-mb {chosen.limit_mb} --rounding {chosen.rounding}",
+                f"python -m benchmarks.quantization.memory_limit --limit-mb {chosen.limit_mb} --rounding {chosen.rounding}",
                 row,
             )
         )

@@ -1,6 +1,6 @@
 """Do the compiled kernels choose other tokens than transformers by anything but rounding?
 
-    python -m benchmarks.first_choices
+    python -m benchmarks.cpu.first_choices
 
 First choices at 1600 positions of WikiText-2 by smelt-6m, rounded to each scheme, in bfloat16. Formats that round inputs to 4 bits
 make much of a last bit, so the yardstick is transformers beside itself: with another attention, which adds up in another order.
@@ -23,7 +23,7 @@ from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .common import REPOSITORY, parser, save
+from ..common import REPOSITORY, SMELT_6M, parser, save
 
 TEXT = REPOSITORY.parent / "shared" / "data" / "text" / "wikitext2_test_unk.txt"
 SCHEMES = {"NVFP4": {}, "MXFP4": {}, "W4A4": {"group_size": 64}, "W8A8": {}, "W4A16": {"group_size": 64}}
@@ -53,7 +53,7 @@ def main() -> None:
     kernels = library.kernels(print)
     if kernels is None:
         raise SystemExit("this machine cannot run the compiled kernels")
-    tokenizer = AutoTokenizer.from_pretrained(REPOSITORY / "models" / "builtin" / "smelt-6m")
+    tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
     text = TEXT.read_text(encoding="utf-8")[:60000]
     tokens = torch.tensor(tokenizer(text).input_ids[: WINDOWS * LENGTH]).view(WINDOWS, LENGTH)
     results = {}
@@ -72,7 +72,7 @@ def main() -> None:
             }
             results[scheme] = {name: int((one == other).sum()) for name, (one, other) in pairs.items()}
             print(scheme, results[scheme], flush=True)
-    save("first_choices", "python -m benchmarks.first_choices", results)
+    save("first_choices", "python -m benchmarks.cpu.first_choices", results)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""The runtime on a CPU: its kernels, and generating beside other runtimes."""

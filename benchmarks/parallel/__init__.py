@@ -1,0 +1,1 @@
+"""Models on several processes, or larger than the memory."""

@@ -1,0 +1,1 @@
+"""Whether two versions of Smelt write the same bytes: for refactorings."""
