@@ -128,6 +128,8 @@ def main() -> None:
     arguments = parsed_arguments()
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # In a checkout that is installed for another Python, torch finds Smelt's entry point, and no Smelt behind it.
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     arguments.scratch.mkdir(parents=True, exist_ok=True)
     settings = PeerSettings(arguments.model.resolve(), arguments.scratch, arguments.threads, arguments.exporter)
     try:

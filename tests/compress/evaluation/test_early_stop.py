@@ -52,6 +52,7 @@ def test_parts_are_all_items_once_and_double() -> None:
     assert list(parts(30)) == [list(range(30))]
 
 
+@pytest.mark.slow
 def test_a_task_stops_where_its_claims_are_known(w4: Path, whole: ReportData, tmp_path: Path) -> None:
     report = _with(w4, tmp_path, "acc loss <= 15% @95%")
     every = {each.metric: each for each in whole.models[1].tasks}

@@ -194,6 +194,7 @@ def test_blocks_without_negative_weights_are_not_lost(name: str) -> None:
         assert ((found - values).square().sum(1) < 0.5 * values.square().sum(1)).all()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("scheme", "expected"),
     [("W4A16", "Q4_0"), ("W8A16", "Q8_0"), ("W2A16", "Q4_0"), ("NVFP4A16", "NVFP4"), ("MXFP4A16", "MXFP4")],

@@ -196,6 +196,7 @@ def test_a_failed_trial_does_not_stop_the_others_and_is_reported(
     assert any("trial W8A16 failed" in sentence for sentence in result.report.warnings)
 
 
+@pytest.mark.slow
 def test_the_text_that_the_model_writes_is_written_once(
     sweep_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,6 +233,7 @@ def test_what_the_runtime_does_not_serve_is_not_measurable(
     assert all("the architecture X" in each.why for each in found)
 
 
+@pytest.mark.slow
 def test_what_fails_when_it_is_measured_again_is_not_confirmed(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,7 @@ CASES: list[Any] = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("architecture", "quantize", "train"), CASES, ids=lambda x: x if isinstance(x, str) else None)
 def test_what_is_saved_computes_what_was_trained(
     architecture: str,

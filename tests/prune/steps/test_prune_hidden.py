@@ -128,6 +128,7 @@ def test_directions_are_those_of_a_singular_value_decomposition() -> None:
     assert torch.allclose((rotation.T @ vectors.T).abs(), torch.eye(24).double(), atol=1e-3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "phi3", "mixtral"])
 @torch.no_grad()
 def test_directions_that_nothing_uses_cost_nothing(

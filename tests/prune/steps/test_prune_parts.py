@@ -38,7 +38,7 @@ def _left(structure: str, removed: list[int], depth: int = 3) -> list[str]:
     return [PARTS[structure] if index in removed else "all" for index in range(depth)]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("structure", PARTS)
 @pytest.mark.parametrize("architecture", CONFIGS)
 @torch.no_grad()

@@ -30,6 +30,7 @@ def _same_logits(checkpoint: Path) -> None:
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "opt", "mixtral"])
 def test_an_8_bit_embedding_and_a_4_bit_head(

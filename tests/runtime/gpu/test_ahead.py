@@ -90,6 +90,7 @@ def test_requests_that_the_host_must_see_run_beside_others(both: Callable[..., t
         assert [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
 
 
+@pytest.mark.slow
 def test_sequences_that_give_way_go_on_where_they_were(both: Callable[..., tuple[Engine, Engine]]) -> None:
     """A cache too small for all: sequences are preempted while a token of theirs is still on its way."""
     plain, ahead = both()

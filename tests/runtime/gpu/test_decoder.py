@@ -56,7 +56,7 @@ def _cases() -> list[Any]:
     return found
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("architecture", "changes"), _cases())
 def test_logits_are_those_of_transformers(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
     model = make_model(architecture, **changes)

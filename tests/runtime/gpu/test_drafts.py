@@ -204,6 +204,7 @@ def test_a_drafter_without_finite_logits_drafts_nothing(
     assert sum(engine.drafting.total.drafted) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="there graphs are captured of all kinds of steps before any is timed")
 def test_steps_are_timed_as_they_will_run(engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[object, StepKind]] = []

@@ -87,6 +87,7 @@ def engine_of(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.Mon
     return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixtral", "gpt_neox"))]
 )

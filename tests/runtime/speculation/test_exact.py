@@ -130,7 +130,7 @@ def test_a_load_without_drafts_is_computed_as_without_a_drafter(drafters: dict[s
     assert sum(engine.drafting.total.drafted) > sum(drafted)  # type: ignore[union-attr]
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "lookup", "first layers", "head"])
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: str, case: str) -> None:
@@ -152,7 +152,7 @@ def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: s
         assert sum(output.draft_tokens for output in drafted) > 0
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "lookup"])
 @pytest.mark.parametrize(
     "options",

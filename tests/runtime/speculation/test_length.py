@@ -384,6 +384,7 @@ def test_it_does_not_read_long_texts_for_answers_that_might_have_been_long() -> 
     assert Requests(0.0004).answer(100, prompt=4000, length=20, most=4096, accepted=0.8)[0] > 0.97
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("prompt", [5, 200, 4000])
 def test_a_drafter_that_was_of_no_use_is_tried_again(prompt: int) -> None:
     """Also if it has to read a text for that."""

@@ -130,7 +130,7 @@ def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: s
         assert engine.drafting.total.on_branch > 0
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "lookup"])
 @pytest.mark.parametrize(
     "options",

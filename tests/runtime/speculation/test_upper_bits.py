@@ -61,6 +61,7 @@ def _alone(engine: Engine, prompt: list[int], upper: bool, monkeypatch: pytest.M
     return output.outputs[0].token_ids
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drafts", [{}, {"draft_tokens": 3, "draft_branches": 2}], ids=str)
 def test_those_that_come_while_others_wait_are_answered_from_the_upper_bits(
     drafts: dict[str, int], w4in8: Path, monkeypatch: pytest.MonkeyPatch

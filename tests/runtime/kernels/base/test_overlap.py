@@ -51,6 +51,7 @@ def _waits(folder: Path) -> list[bool]:
     return ["griddepcontrol.wait" in path.read_text() for path in folder.glob("*/*.ptx")]
 
 
+@pytest.mark.slow
 def test_what_was_compiled_ahead_is_found_by_launches_of_another_process(tmp_path: Path) -> None:
     _launched(tmp_path, "ahead")
     assert _waits(tmp_path) == [True]
