@@ -166,6 +166,7 @@ def _rate(value: float | None) -> str:
 
 TABLES = {
     "runtime": ResultsTable("runtime_cpu", peers),
+    "runtime, AVX2": ResultsTable("runtime_cpu_avx2", peers),
     "runtime, smelt-6m": ResultsTable("runtime_cpu", small),
     "vllm": ResultsTable("runtime_cpu_vllm", vllm),
     "linears of a CPU": ResultsTable("cpu_linears", linears),
