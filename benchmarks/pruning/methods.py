@@ -3,7 +3,7 @@
     python -m benchmarks.pruning.methods
 
 128 x 256 tokens of C4 calibrate. Never one metric alone: perplexity and divergence on WikiText-2 test (128 x 256
-tokens), and the accuracy of 300 items each of LAMBADA and of two of BLiMP's sets. The spread is over the seeds, which draw the calibration windows. ResultRows that the result's file holds are not
+tokens), and the accuracy of 300 items each of LAMBADA and of two of BLiMP's sets. The spread is over the seeds, which draw the calibration windows. Rows that the result's file holds are not
 measured again; delete the file to start over. Needs ../shared.
 """
 

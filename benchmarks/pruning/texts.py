@@ -4,7 +4,7 @@
 
 benchmarks/pruning/methods.py judges on WikiText-2 test, here with its words replaced by ``<unk>``. The same checkpoints, calibrated on 128 x
 256 tokens of C4, are judged here on other texts as well, 128 x 256 tokens each, read by transformers in float32. Documents
-of C4 that the calibration text holds, too, are left out. ResultRows that the result's file holds are not measured again. Needs ../shared.
+of C4 that the calibration text holds, too, are left out. Rows that the result's file holds are not measured again. Needs ../shared.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ process's peak, whole and above what imports take.
 ``without_text``: a random Llama of 1.1 billion weights rounded to nearest, which reads no text, by Smelt and llm-compressor
 alone, counted as in ``cost``.
 
-ResultRows that the result's file holds are not measured again, so a run that was cut goes on; delete the file to start over.
+Rows that the result's file holds are not measured again, so a run that was cut goes on; delete the file to start over.
 """
 
 from __future__ import annotations

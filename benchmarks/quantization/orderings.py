@@ -5,7 +5,7 @@
 ``few-bits``: weights of 4, 3 and 2 bits, by every rounding. ``four-bit-inputs``: W4A4, with and without
 rotations and smoothing. ``gptq-options``: GPTQ with one option changed. ``outliers``: static W8A8. Four-bit inputs and outliers also of a twin of smelt-6m that computes the same, whose
 norms' outputs have outliers. Each cell's mean and spread are over the seeds, which draw the calibration windows (and the
-rotation); methods that read no calibration text run once. ResultRows that the result's file holds are not measured again, so a
+rotation); methods that read no calibration text run once. Rows that the result's file holds are not measured again, so a
 run that was cut goes on; delete the file to start over. Needs ../shared.
 """
 

@@ -4,7 +4,7 @@
 
 Two sets of 300 sentences (benchmarks/training/methods.py) leave an uncertainty that hides what there is to see. Here the best rounding and the
 training that begins with it are judged on 1000 pairs of each of 45 phenomena: by the sum of log-probabilities, with transformers' own
-model, the better sentence must be the likelier one. ResultRows that the result's file holds are not measured again. Needs ../shared.
+model, the better sentence must be the likelier one. Rows that the result's file holds are not measured again. Needs ../shared.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 teacher's predictions or by the text alone, beside the same shape trained from scratch. ``bits``: two and three bits, trained from
 the best of the roundings without training (benchmarks/quantization/orderings.py) beside it. Trained on a mixture like the one that
 smelt-6m was trained on (novels, C4, stories, WikiText's training part); measured on WikiText-2 test (128 x 256 tokens), LAMBADA and
-BLiMP. The seed draws calibration windows, the order of the text and random weights. ResultRows that the result's file
+BLiMP. The seed draws calibration windows, the order of the text and random weights. Rows that the result's file
 holds are not measured again. Needs ../shared.
 """
 

@@ -6,7 +6,7 @@ A student of half the parameters, distilled on 400k tokens of text (benchmarks/t
 more: of the text, of text that the teacher wrote, and of its own, all or half. Prompts are 32 of 256 tokens. Measured on WikiText-2 test:
 perplexity, divergence from the teacher on the text, and what the student writes after 256 prompts of 32 tokens: the teacher's log-likelihood
 of 64 sampled tokens (and how many of their pairs of tokens are different ones, for a dull text is likely, too), and how often the first
-one, four and eight greedy tokens are exactly the teacher's. The seed draws text, its order and samples. ResultRows that the result's file holds
+one, four and eight greedy tokens are exactly the teacher's. The seed draws text, its order and samples. Rows that the result's file holds
 are not measured again. Needs ../shared.
 """
 

@@ -3,7 +3,7 @@
     python -m benchmarks.training.texts [--seed N]
 
 The same checkpoints as ``benchmarks.training.methods --part pruned`` makes of a seed, read by transformers in float32 on 128 x 256 tokens each of:
-Wikipedia and Shakespeare, which smelt-6m has not seen either, and WikiText-2 test with its ``<unk>``. ResultRows that
+Wikipedia and Shakespeare, which smelt-6m has not seen either, and WikiText-2 test with its ``<unk>``. Rows that
 the result's file holds are not measured again. Needs ../shared.
 """
 
