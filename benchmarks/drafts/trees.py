@@ -9,7 +9,6 @@ one with trees of up to four branches; both kinds of drafts adapt.
 
 from __future__ import annotations
 
-import random
 import statistics
 from dataclasses import replace
 from typing import Any
@@ -18,18 +17,18 @@ from smelt.runtime import Engine
 from smelt.runtime.engine.executors.draft_lengths import drafting_of
 
 from ..common import SMELT_6M, WIKITEXT_VALIDATION, add_scratch, parser, save, shared
-from ..random_model import BIG, build_billion
+from ..random_model import build_billion
 from .forced import Acceptance, force
 from .speculation import (
     MORE,
     OUTPUT,
-    PROMPT,
     RECORDED,
     Pair,
     acceptance,
     draft,
     forms_of,
     opened,
+    random_prompts,
     text_prompts,
     turn,
 )
@@ -100,8 +99,7 @@ def main() -> None:
     rows = [compare(pair, prompts[:count], MORE * given.turns) for pair in small for count in SEQUENCES]
 
     model = build_billion(given.scratch)
-    draw = random.Random(0)
-    asked = [[draw.randrange(4, BIG.vocabulary) for _ in range(PROMPT)] for _ in range(8)]
+    asked = random_prompts(8)
     form = forms_of(model, given.scratch, calibrated=False)["w4"]
     big = [
         Pair(small[0].name, model, str(form)),

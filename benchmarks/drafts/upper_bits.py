@@ -16,8 +16,8 @@ from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.requests.sequence import Request
 
 from ..common import add_scratch, parser, save
-from ..random_model import BIG, build_billion
-from .speculation import PROMPT, forms_of
+from ..random_model import build_billion
+from .speculation import PROMPT, forms_of, random_prompts
 
 OUTPUT, LOADS = 48, (1, 8, 16)
 
@@ -59,10 +59,9 @@ def main() -> None:
         quiet=True,
     )
     engine.drafting = engine.scheduler.drafting = None
-    draw = random.Random(0)
     rows = []
     for count in LOADS:
-        prompts = [[draw.randrange(4, BIG.vocabulary) for _ in range(PROMPT)] for _ in range(count)]
+        prompts = random_prompts(count)
         for upper in (False, True):
             tokens_a_second(engine, prompts, upper=upper)
         turns = [

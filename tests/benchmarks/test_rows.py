@@ -1,4 +1,4 @@
-"""ResultRows of a results file: what was measured is kept with its day, and not measured again."""
+"""Rows of a results file: what was measured is kept with its day, and not measured again."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Peer(ABC):
         """The installed version of the runtime."""
         return version(self.package)
 
-    def convert(self) -> None:  # noqa: B027 - most runtimes that read checkpoints as they are need none
+    def convert(self) -> None:  # noqa: B027 - runtimes that read checkpoints as they are need none
         """Write the peer's own model format into the scratch folder, once."""
 
     @abstractmethod

@@ -15,7 +15,6 @@ from smelt.system.progress import Progress
 from transformers import AutoTokenizer
 
 
-@pytest.mark.slow
 def test_stories260k_writes_its_expected_text(shared: Path, tmp_path: Path) -> None:
     """Greedy decoding from BOS through our own loading and block-by-block execution."""
     path = shared / "models/stories260K"
