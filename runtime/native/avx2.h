@@ -290,26 +290,34 @@ SMELT_INLINE __m256i add_four_products(__m256i sum, __m256i codes, __m256i input
 #if defined(__AVXVNNI__)
     return _mm256_dpbusd_avx_epi32(sum, codes, inputs);
 #else
-    // Pairs of products of half a byte fit in 16 bits; those of whole bytes do not.
-    const __m256i nibble = _mm256_set1_epi8(15);
-    const __m256i lower = _mm256_maddubs_epi16(_mm256_and_si256(codes, nibble), inputs);
-    const __m256i upper = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble), inputs);
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(lower, _mm256_set1_epi16(1)));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(upper, _mm256_set1_epi16(16)));
+    // Products of pairs of bytes fit in no 16 bits: bytes in even places and in odd ones are widened first.
+    const __m256i even = _mm256_and_si256(codes, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(codes, 8);
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, _mm256_srai_epi16(_mm256_slli_epi16(inputs, 8), 8)));
+    asm("" : "+x"(sum));
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(odd, _mm256_srai_epi16(inputs, 8)));
+    asm("" : "+x"(sum));
+    return sum;
 #endif
 }
 SMELT_OF_THREE(__m512i, dpbusd_epi32, add_four_products)
 
-// The same for codes below 16.
-SMELT_INLINE __m256i add_four_small_products(__m256i sum, __m256i codes, __m256i inputs) {
+// The same for codes below 16, of which so many products can be added up before a sum is widened; 0: sums are wide.
 #if defined(__AVXVNNI__)
-    return _mm256_dpbusd_avx_epi32(sum, codes, inputs);
+constexpr int kNarrowSums = 0;
+SMELT_INLINE __m512i add_small_products(__m512i sum, __m512i codes, __m512i inputs) { return _mm512_dpbusd_epi32(sum, codes, inputs); }
+SMELT_INLINE __m512i widened_sums(__m512i sums) { return sums; }
 #else
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, inputs), _mm256_set1_epi16(1)));
+constexpr int kNarrowSums = 8;  // of two products of 15 by -128
+SMELT_INLINE __m256i add_to_narrow(__m256i sums, __m256i codes, __m256i inputs) {
+    sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, inputs));
+    asm("" : "+x"(sums));  // GCC 12 would add up products first, and run out of registers
+    return sums;
+}
+SMELT_INLINE __m512i add_small_products(__m512i sums, __m512i codes, __m512i inputs) {
+    return {add_to_narrow(sums.low, codes.low, inputs.low), add_to_narrow(sums.high, codes.high, inputs.high)};
+}
+SMELT_INLINE __m256i widened_half(__m256i sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+SMELT_INLINE __m512i widened_sums(__m512i sums) { return {widened_half(sums.low), widened_half(sums.high)}; }
 #endif
-}
-SMELT_INLINE __m512i add_small_products(__m512i sum, __m512i codes, __m512i inputs) {
-    return {add_four_small_products(sum.low, codes.low, inputs.low), add_four_small_products(sum.high, codes.high, inputs.high)};
-}
 
 }  // namespace smelt

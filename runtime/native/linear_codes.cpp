@@ -89,11 +89,59 @@ inline __m512i broadcast4(const int8_t* from) {
 template <class T>
 inline void keep_in_memory(T& sums) { asm volatile("" : : "r"(&sums) : "memory"); }
 
+// Adds the products of a step; a tile is `bytes` after the one before it.
+template <Form kForm, int kSums, int kVectors>
+[[gnu::always_inline]] SMELT_KEEPS_SUMS inline void add_step(const uint8_t* code, const uint8_t* low, int64_t bytes, const int8_t* in,
+                                                             __m512i (&sum)[kSums][kVectors]) {
+    __m512i stored[kVectors], lower[kVectors], four[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; v++) {
+        const int64_t from = v / 2 * bytes + v % 2 * 64;
+        stored[v] = _mm512_loadu_si512(code + from);
+        if constexpr (kForm == kPlanes) lower[v] = _mm512_loadu_si512(low + from);
+        four[v] = first_columns<kForm>(stored[v], lower[v]);
+    }
+#pragma GCC unroll 16
+    for (int s = 0; s < kSums; s++) {
+        const __m512i inputs = broadcast4(in + 4 * s);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; v++) sum[s][v] = add_products<kForm>(sum[s][v], four[v], inputs);
+    }
+    if constexpr (kForm == kEight) return;
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; v++) four[v] = second_columns<kForm>(stored[v], lower[v]);
+#pragma GCC unroll 16
+    for (int s = 0; s < kSums; s++) {
+        const __m512i inputs = broadcast4(in + 4 * (kSums + s));
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; v++) sum[s][v] = add_products<kForm>(sum[s][v], four[v], inputs);
+    }
+}
+
+// The same for 4 bits, one vector of codes after another, so that few registers hold anything but sums.
+template <int kSums, int kVectors>
+[[gnu::always_inline]] SMELT_KEEPS_SUMS inline void add_narrow_step(const uint8_t* code, int64_t bytes, const int8_t* in,
+                                                                    __m512i (&sum)[kSums][kVectors]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; v++) {
+        const __m512i stored = _mm512_loadu_si512(code + v / 2 * bytes + v % 2 * 64);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const __m512i four = half ? second_columns<kFour>(stored, stored) : first_columns<kFour>(stored, stored);
+            const int8_t* again = in + 4 * kSums * half;
+            asm volatile("" : "+r"(again));  // so that the compiler does not keep what it has read
+#pragma GCC unroll 16
+            for (int s = 0; s < kSums; s++) sum[s][v] = add_small_products(sum[s][v], four, broadcast4(again + 4 * s));
+        }
+    }
+}
+
 // Some rows by one tile, or few by two: memory answers two streams faster than one. Sums are exact within a group, float32 over groups.
 // Where `next_step` is not 0, `next` codes are asked for meanwhile, so many bytes on at each step, instead of this tile's own.
 template <Form kForm, int kRows, int kParts, int kTiles, class Scale>
 SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t row, int64_t tile, const uint8_t* next, int64_t next_step, bf16* out) {
     constexpr int64_t step = kForm == kEight ? 4 : 8;
+    constexpr bool kNarrow = kForm == kFour && kNarrowSums > 0;
     constexpr int kSums = kRows * kParts, kVectors = 2 * kTiles, ahead = kTiles == 2 ? kPairsAhead : ahead_of(kForm);
     const int64_t columns = w.columns, groups = columns / w.group, pieces = columns / x.group, per = w.group / x.group;
     const int64_t bytes = columns * kTile * bits_of(kForm) / 8, begin = tile * bytes;
@@ -121,40 +169,31 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t ro
                 for (int s = kParts - 1; s < kSums; s += kParts) sum[s][v] = _mm512_mullo_epi32(zero, sum[s][v]);
             }
         }
-        for (int64_t i = 0; i < x.group / step; i++, code += 128, in += step * kSums) {
-            __m512i stored[kVectors], lower[kVectors];
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; v++) {
-                const int64_t from = v / 2 * bytes + v % 2 * 64;
-                stored[v] = _mm512_loadu_si512(code + from);
-                if (next_step == 0) _mm_prefetch((const char*)code + from + ahead, kHint);
-                if constexpr (kForm != kPlanes) continue;
-                lower[v] = _mm512_loadu_si512(low + from);
-                _mm_prefetch((const char*)low + from + ahead, kHint);
-            }
-            if (next_step != 0) {
-                _mm_prefetch((const char*)next, _MM_HINT_T1);
-                next += next_step;
-            }
-            if constexpr (kForm == kPlanes) low += 128;
-            __m512i four[kVectors];
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; v++) four[v] = first_columns<kForm>(stored[v], lower[v]);
+        const int64_t steps = x.group / step, most = kNarrow ? kNarrowSums / 2 : steps;
+        for (int64_t done = 0; done < steps; done += most) {
+            __m512i narrow[kSums][kVectors];
 #pragma GCC unroll 16
-            for (int s = 0; s < kSums; s++) {
-                const __m512i inputs = broadcast4(in + 4 * s);
+            for (int i = 0; i < kSums * kVectors; i++) narrow[i / kVectors][i % kVectors] = _mm512_setzero_si512();
+            for (int64_t i = done; i < std::min(done + most, steps); i++, code += 128, in += step * kSums) {
 #pragma GCC unroll 4
-                for (int v = 0; v < kVectors; v++) sum[s][v] = add_products<kForm>(sum[s][v], four[v], inputs);
-            }
-            if constexpr (kForm != kEight) {
-#pragma GCC unroll 4
-                for (int v = 0; v < kVectors; v++) four[v] = second_columns<kForm>(stored[v], lower[v]);
-#pragma GCC unroll 16
-                for (int s = 0; s < kSums; s++) {
-                    const __m512i inputs = broadcast4(in + 4 * (kSums + s));
-#pragma GCC unroll 4
-                    for (int v = 0; v < kVectors; v++) sum[s][v] = add_products<kForm>(sum[s][v], four[v], inputs);
+                for (int v = 0; v < kVectors; v++) {
+                    const int64_t from = v / 2 * bytes + v % 2 * 64;
+                    if (next_step == 0) _mm_prefetch((const char*)code + from + ahead, kHint);
+                    if constexpr (kForm == kPlanes) _mm_prefetch((const char*)low + from + ahead, kHint);
                 }
+                if (next_step != 0) {
+                    _mm_prefetch((const char*)next, _MM_HINT_T1);
+                    next += next_step;
+                }
+                if constexpr (kNarrow) add_narrow_step(code, bytes, in, narrow);
+                else add_step<kForm>(code, low, bytes, in, sum);
+                if constexpr (kForm == kPlanes) low += 128;
+            }
+            if constexpr (!kNarrow) continue;
+#pragma GCC unroll 16
+            for (int i = 0; i < kSums * kVectors; i++) {
+                __m512i& all = sum[i / kVectors][i % kVectors];
+                all = _mm512_add_epi32(all, widened_sums(narrow[i / kVectors][i % kVectors]));
             }
         }
         __m512 scale[kVectors];

@@ -2,6 +2,9 @@
 // sixteen lanes, to which its columns are added in order, and the lanes are added up at the end.
 #include "kernels.h"
 #include "simd.h"
+#if !defined(SMELT_AVX512)
+#include "widened.h"
+#endif
 
 #include <algorithm>
 #include <memory>
@@ -35,7 +38,11 @@ constexpr int64_t kPiece = 8192;
 constexpr auto kHint = _MM_HINT_T0;
 constexpr int64_t kAhead = 512;
 constexpr bool kAllAsk = false;
+#if defined(SMELT_AVX512)
 constexpr int64_t kPiece = 2048;
+#else
+constexpr int64_t kPiece = 512;  // of float32
+#endif
 #endif
 
 constexpr int64_t kCached = 4 << 20;  // bytes of a weight that may still be in a cache from the last step
@@ -224,6 +231,7 @@ private:
     std::unique_ptr<Line[]> lines_;
 };
 
+#if defined(SMELT_AVX512)
 template <int kOutputs>
 SMELT_KEEPS_SUMS void many_rows(const bf16* weight, const bf16* bias, const Panels& x, int64_t row, int64_t rows, int64_t outputs,
                                 int64_t columns, bf16* out) {
@@ -254,6 +262,24 @@ SMELT_KEEPS_SUMS void many_rows(const bf16* weight, const bf16* bias, const Pane
         }
     }
 }
+
+#else
+template <int kOutputs>
+void many_rows(const bf16* weight, const bf16* bias, const Panels& x, int64_t row, int64_t rows, int64_t outputs, int64_t columns, bf16* out) {
+    alignas(64) Sums<kOutputs, kPanel> sums[kTogether / kPanel];
+    std::memset(sums, 0, (rows + kPanel - 1) / kPanel * sizeof sums[0]);
+    Widened<kOutputs, kPiece> widened;
+    for (int64_t k = 0; k < columns; k += kPiece) {
+        const int64_t length = std::min(kPiece, columns - k);
+        const bool last = k + length == columns;
+        widened.take(weight + k, columns, length, weight + (last ? kOutputs * columns : k + kPiece));
+        for (int64_t r = 0; r < rows; r += kPanel) {
+            widened.template add_products<kPanel>(x.at((row + r) / kPanel, k), length, sums[r / kPanel]);
+            if (last) store_totals<kOutputs, kPanel>(sums[r / kPanel], bias, rows - r, outputs, out + r * outputs);
+        }
+    }
+}
+#endif
 
 }  // namespace
 

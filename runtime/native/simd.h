@@ -106,8 +106,10 @@ inline __m512 exp16(__m512 x) {
 }
 
 #if defined(SMELT_AVX512)
-// Of codes below 16; other instructions than for larger ones where one instruction cannot do it.
+// As avx2.h explains them.
+constexpr int kNarrowSums = 0;
 inline __m512i add_small_products(__m512i sum, __m512i codes, __m512i inputs) { return _mm512_dpbusd_epi32(sum, codes, inputs); }
+inline __m512i widened_sums(__m512i sums) { return sums; }
 #endif
 
 }  // namespace smelt

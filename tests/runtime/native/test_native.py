@@ -82,6 +82,23 @@ def test_codes(compiled: ModuleType, bits: int, columns: int, group: int, asymme
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [8, 32, 128])
+def test_sums_of_the_largest_codes_and_inputs(compiled: ModuleType, bits: int, group: int) -> None:
+    """Products may be added up in 16 bits as long as they fit."""
+    half = 1 << (bits - 1)
+    codes = torch.tensor([half - 1, -half], dtype=torch.int8)[:, None].expand(2, 256).repeat(20, 1)
+    matrix = Matrix(codes, f"int{bits} g{group}", bits, torch.ones(40, 256 // group))
+    x = torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None].expand(4, 256).bfloat16()
+    expected = x.double() @ codes.double().T
+    linears = [CodesLinear(compiled, matrix, None, exact=exact, few_exact=exact) for exact in (False, True)]
+    if bits == 8:
+        linears.append(CodesLinear(compiled, matrix, None, exact=False, few_exact=False, planes=True))
+    for linear in linears:
+        for rows in range(1, 5):
+            assert _error(linear(x[:rows]), expected[:rows]) < 0.01
+
+
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("outputs", [128, 75, 20])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
