@@ -7,7 +7,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +20,7 @@ from .common.outcome import reporting_errors
 
 if TYPE_CHECKING:
     from ...runtime.serve.http.config import ServerConfig
+    from ...runtime.serve.model.loader import ModelLoader
     from ...runtime.serve.replicas.replica import ReplicaPlan
 
 
@@ -121,19 +122,13 @@ def serve(
 
         smelt serve ./my-llama --model small=runs/mine/checkpoint --port 9000 --api-key "$KEY"
     """
-    from ...models.directory.find import find_checkpoint
-    from ...models.structure.lora import Adapter
     from ...models.text.chat_template import given_template
     from ...runtime.engine.ranks.worker import work_unless_first
     from ...runtime.parallel.launch import launched_count
-    from ...runtime.serve.app import Server
     from ...runtime.serve.http.config import ServerConfig
-    from ...runtime.serve.http.log import log_to
     from ...runtime.serve.model.answer_format import AnswerOptions
-    from ...runtime.serve.model.loader import ModelLoader, load_all
-    from ...runtime.serve.model.models import ServedModels
+    from ...runtime.serve.model.loader import ModelLoader
     from ...runtime.serve.replicas.replica import ReplicaPlan
-    from ...runtime.serve.run import listen, run
 
     if replicas > 1 and launched_count() > 1:
         raise SmeltError("--replicas starts its processes itself, but a launcher has started this one; use one of them")
@@ -156,37 +151,64 @@ def serve(
     )
     template = None if chat_template is None else given_template(chat_template)
     answers = AnswerOptions(tool_call_parser, template, stream_interval, generation_config)
-    first = served_model_name or _name(checkpoint)
-    places = {first: checkpoint}
-    for pair in model or []:
-        name, place = _pair("--model", pair, places)
-        places[name] = place
+    models = _named(checkpoint, served_model_name, model or [], lora or [], max_models)
+    if replicas > 1:
+        _refuse_with_replicas(seed, config, max_models)
+        return _serve_replicas(
+            ReplicaPlan(models.checkpoints, models.adapters, engine, config, answers), replicas, config
+        )
+    return _serve_here(models, ModelLoader(engine, models.share, answers), config)
+
+
+@dataclass(frozen=True)
+class _Models:
+    """What the command line names: paths by the names that requests use, and among how many models memory is shared."""
+
+    checkpoints: dict[str, Path]
+    adapters: dict[str, str]
+    share: int
+
+
+def _named(checkpoint: str, name: str | None, others: list[str], loras: list[str], max_models: int | None) -> _Models:
+    from ...models.directory.find import find_checkpoint
+    from ...models.structure.lora import Adapter
+
+    places = {name or _name(checkpoint): checkpoint}
+    for pair in others:
+        other, place = _pair("--model", pair, places)
+        places[other] = place
     adapters: dict[str, str] = {}
-    for pair in lora or []:
-        name, place = _pair("--lora", pair, {**places, **adapters})
+    for pair in loras:
+        adapter, place = _pair("--lora", pair, {**places, **adapters})
         Adapter(Path(place))  # refuses what is none
-        adapters[name] = place
+        adapters[adapter] = place
     share = max_models or len(places)
     if share < len(places):
         raise SmeltError(f"--max-models is {share}, but {len(places)} models are named; raise it, or leave it out")
-    found = {name: find_checkpoint(place).path for name, place in places.items()}
-    if replicas > 1:
-        if seed is not None:
-            raise SmeltError(
-                "--seed is of one engine, and which of --replicas answers is not known; leave one of them out"
-            )
-        if config.admin_keys:
-            raise SmeltError("--admin-key loads models into one engine; leave it out, or --replicas")
-        if max_models is not None:
-            raise SmeltError(
-                "--max-models is for models that are loaded while one engine runs; leave it out, or --replicas"
-            )
-        plan = ReplicaPlan(found, adapters, engine, config, answers)
-        return _serve_replicas(plan, replicas, config)
-    # Before the models are loaded, which takes long.
-    loader = ModelLoader(engine, share, answers)
-    listening = listen(host, port)
-    models = load_all(loader, found, adapters)
+    return _Models({each: find_checkpoint(place).path for each, place in places.items()}, adapters, share)
+
+
+def _refuse_with_replicas(seed: int | None, config: ServerConfig, max_models: int | None) -> None:
+    """Refuse options that are of one engine."""
+    if seed is not None:
+        raise SmeltError("--seed is of one engine, and which of --replicas answers is not known; leave one of them out")
+    if config.admin_keys:
+        raise SmeltError("--admin-key loads models into one engine; leave it out, or --replicas")
+    if max_models is not None:
+        raise SmeltError(
+            "--max-models is for models that are loaded while one engine runs; leave it out, or --replicas"
+        )
+
+
+def _serve_here(named: _Models, loader: ModelLoader, config: ServerConfig) -> int:
+    from ...runtime.serve.app import Server
+    from ...runtime.serve.http.log import log_to
+    from ...runtime.serve.model.loader import load_all
+    from ...runtime.serve.model.models import ServedModels
+    from ...runtime.serve.run import listen, run
+
+    listening = listen(config.host, config.port)  # before the models are loaded, which takes long
+    models = load_all(loader, named.checkpoints, named.adapters)
     for each in models:
         if each.defaults and each.base is None:
             said = ", ".join(f"{name} {value:g}" for name, value in each.defaults.items())

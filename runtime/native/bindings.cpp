@@ -118,7 +118,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     module.def(
         "linear_tiles",
         [](const smelt::Linear& weight, Address x, int64_t rows, Address out, int threads) {
-            const bool taken = weight.codes && smelt::tiles_take(*weight.codes, weight.group);
+            const bool taken = weight.codes && smelt::tiles_take(weight.group);
             if (taken) smelt::linear_tiles(*weight.codes, at<bf16>(x), rows, weight.group, at<bf16>(out), threads);
             return taken;
         },

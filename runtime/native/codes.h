@@ -12,6 +12,31 @@ namespace smelt {
 
 constexpr int kTile = 32;
 
+// How codes stand: of 4 bits, of 8, or of 8 in two planes.
+enum Form { kFour, kEight, kPlanes };
+
+constexpr int64_t bits_of(Form form) { return form == kEight ? 8 : 4; }  // of what stands in one place
+
+constexpr int zero_of(Form form) { return form == kFour ? 8 : 128; }
+
+inline Form form_of(const Codes& w) { return w.bits == 4 ? kFour : w.lower ? kPlanes : kEight; }
+
+// A step's codes of its first 4 columns, and of the 4 after them, from what is stored, or from two planes.
+template <Form kForm>
+inline __m512i first_columns(__m512i stored, __m512i lower) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    if (kForm == kEight) return stored;
+    if (kForm == kFour) return _mm512_and_si512(stored, nibble);
+    return _mm512_or_si512(_mm512_slli_epi16(_mm512_and_si512(stored, nibble), 4), _mm512_and_si512(lower, nibble));
+}
+
+template <Form kForm>
+inline __m512i second_columns(__m512i stored, __m512i lower) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    if (kForm == kFour) return _mm512_and_si512(_mm512_srli_epi16(stored, 4), nibble);
+    return _mm512_or_si512(_mm512_andnot_si512(nibble, stored), _mm512_and_si512(_mm512_srli_epi16(lower, 4), nibble));
+}
+
 template <class Scale>
 inline __m512 scales_at(const void* scales, int64_t place) {
     return load16((const Scale*)scales + place);
@@ -113,8 +138,16 @@ struct Rounded {
     }
 };
 
+// The upper four of 8 bits stand for the middle of what these may be. What that adds to a group's sum is half of the sum of the inputs' codes, of
+// which `less` has -8 times as much.
+inline __m512 half_of(int32_t less) { return _mm512_set1_ps(float(less) / -16); }
+
 inline void store_tile(const Codes& w, int64_t tile, bf16* to, __m512 low, __m512 high) {
     const int64_t at = tile * kTile, left = w.outputs - at;
+    if (w.upper) {  // scales are those of 8 bits
+        low = _mm512_mul_ps(low, _mm512_set1_ps(16));
+        high = _mm512_mul_ps(high, _mm512_set1_ps(16));
+    }
     if (w.bias) {
         low = _mm512_add_ps(low, load16(w.bias + at, first(left)));
         if (left > 16) high = _mm512_add_ps(high, load16(w.bias + at + 16, first(left - 16)));

@@ -33,8 +33,8 @@ void linear_codes(const Codes& weight, const bf16* x, int64_t rows, int64_t grou
 // What linear_codes gives with one part, to the bit, on matrix tiles; emulated, for tests, where this processor has none or they are not used.
 void linear_tiles(const Codes& weight, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads);
 
-// Whether tiles can compute it.
-bool tiles_take(const Codes& weight, int64_t group);
+// Whether tiles can compute it with so many inputs rounded together.
+bool tiles_take(int64_t group);
 
 // Ask the system for matrix tiles, and let linear_codes use them from now on. False if there are none.
 bool use_tiles();

@@ -25,13 +25,6 @@ constexpr int kPanel = 3, kTall = 3;  // a quarter of the registers
 constexpr int kTileRows = 16;  // from here on matrix tiles are used, where there are any
 constexpr int64_t kPiece = 512 << 10;  // bytes of a weight that a thread takes at a time: its next ones were not asked for
 
-// How codes stand: of 4 bits, of 8, or of 8 in two planes.
-enum Form { kFour, kEight, kPlanes };
-
-constexpr int64_t bits_of(Form form) { return form == kEight ? 8 : 4; }  // of what stands in one place
-
-constexpr int zero_of(Form form) { return form == kFour ? 8 : 128; }
-
 // Up to as many rows of int8 are multiplied by two tiles at a time; tried on Zen 4, with 1024 to 8192 columns.
 #if defined(SMELT_AVX512)
 constexpr int kPaired = 4;
@@ -55,29 +48,10 @@ constexpr int ahead_of(Form) { return 2048; }
 constexpr int kPairsAhead = 2048;
 #endif
 
-// A step's codes of its first 4 columns, and of the 4 after them, from what is stored, or from two planes.
-template <Form kForm>
-inline __m512i first_columns(__m512i stored, __m512i lower) {
-    const __m512i nibble = _mm512_set1_epi8(15);
-    if (kForm == kEight) return stored;
-    if (kForm == kFour) return _mm512_and_si512(stored, nibble);
-    return _mm512_or_si512(_mm512_slli_epi16(_mm512_and_si512(stored, nibble), 4), _mm512_and_si512(lower, nibble));
-}
-
-template <Form kForm>
-inline __m512i second_columns(__m512i stored, __m512i lower) {
-    const __m512i nibble = _mm512_set1_epi8(15);
-    if (kForm == kFour) return _mm512_and_si512(_mm512_srli_epi16(stored, 4), nibble);
-    return _mm512_or_si512(_mm512_andnot_si512(nibble, stored), _mm512_and_si512(_mm512_srli_epi16(lower, 4), nibble));
-}
-
 template <Form kForm>
 inline __m512i add_products(__m512i sum, __m512i codes, __m512i inputs) {
     return kForm == kFour ? add_small_products(sum, codes, inputs) : _mm512_dpbusd_epi32(sum, codes, inputs);
 }
-
-// Scales are those of 8 bits, of which a step of the upper four is sixteen.
-inline __m512 whole(const Codes& w, __m512 total) { return w.upper ? _mm512_mul_ps(total, _mm512_set1_ps(16)) : total; }
 
 inline __m512i broadcast4(const int8_t* from) {
     int32_t four;
@@ -212,8 +186,8 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t ro
                 if constexpr (kParts == 2) all = _mm512_add_epi32(_mm512_slli_epi32(all, 8), sum[r * kParts + 1][v]);
                 found[v] = _mm512_cvtepi32_ps(all);
             }
-            if (kForm == kFour && w.upper) {  // half of the sum of the inputs' codes, of which less has -8 times as much
-                const __m512 half = _mm512_set1_ps(float(x.less[at]) / -16);
+            if (kForm == kFour && w.upper) {
+                const __m512 half = half_of(x.less[at]);
 #pragma GCC unroll 4
                 for (int v = 0; v < kVectors; v++) found[v] = _mm512_add_ps(found[v], half);
             }
@@ -224,7 +198,7 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t ro
 #pragma GCC unroll 16
     for (int i = 0; i < kTiles * kRows; i++) {
         const int r = i / kTiles, t = i % kTiles;
-        store_tile(w, tile + t, out + (row + r) * w.outputs, whole(w, total[r][2 * t]), whole(w, total[r][2 * t + 1]));
+        store_tile(w, tile + t, out + (row + r) * w.outputs, total[r][2 * t], total[r][2 * t + 1]);
     }
 }
 
@@ -303,10 +277,12 @@ void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, int pa
 }  // namespace
 
 void linear_codes(const Codes& w, const bf16* x, int64_t rows, int64_t group, int parts, bf16* out, int threads) {
-    if (parts == 1 && rows >= kTileRows && tiles_are_used() && tiles_take(w, group)) return linear_tiles(w, x, rows, group, out, threads);
-    if (w.bits == 4) return multiply<kFour>(w, x, rows, group, parts, out, threads);
-    if (w.lower) return multiply<kPlanes>(w, x, rows, group, parts, out, threads);
-    multiply<kEight>(w, x, rows, group, parts, out, threads);
+    if (parts == 1 && rows >= kTileRows && tiles_are_used() && tiles_take(group)) return linear_tiles(w, x, rows, group, out, threads);
+    switch (form_of(w)) {
+        case kFour: return multiply<kFour>(w, x, rows, group, parts, out, threads);
+        case kEight: return multiply<kEight>(w, x, rows, group, parts, out, threads);
+        case kPlanes: return multiply<kPlanes>(w, x, rows, group, parts, out, threads);
+    }
 }
 
 }  // namespace smelt

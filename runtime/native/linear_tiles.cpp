@@ -23,16 +23,15 @@ bool used = false;
 // Columns that an instruction takes; 0: the groups fit none.
 int step_of(int64_t group) { return group % 64 == 0 ? 64 : group % 32 == 0 ? 32 : 0; }
 
-// 4 bit codes as bytes, in the order of 8 bit codes.
-void widen_codes(const uint8_t* codes, int64_t columns, uint8_t* to) {
-    const __m512i nibble = _mm512_set1_epi8(15);
-    for (int64_t k = 0; k < columns; k += 8, codes += 128, to += 256) {
-        const __m512i a = _mm512_loadu_si512(codes), b = _mm512_loadu_si512(codes + 64);
-        _mm512_storeu_si512(to, _mm512_and_si512(a, nibble));
-        _mm512_storeu_si512(to + 64, _mm512_and_si512(b, nibble));
-        _mm512_storeu_si512(to + 128, _mm512_and_si512(_mm512_srli_epi16(a, 4), nibble));
-        _mm512_storeu_si512(to + 192, _mm512_and_si512(_mm512_srli_epi16(b, 4), nibble));
-    }
+// Codes in places of 4 bits as bytes, in the order of 8 bit codes.
+template <Form kForm>
+void widen_codes(const uint8_t* codes, const uint8_t* lower, int64_t columns, uint8_t* to) {
+    for (int64_t k = 0; k < columns; k += 8, codes += 128, lower += kForm == kPlanes ? 128 : 0, to += 256)
+        for (int half = 0; half < 128; half += 64) {
+            const __m512i stored = _mm512_loadu_si512(codes + half), low = kForm == kPlanes ? _mm512_loadu_si512(lower + half) : stored;
+            _mm512_storeu_si512(to + half, first_columns<kForm>(stored, low));
+            _mm512_storeu_si512(to + 128 + half, second_columns<kForm>(stored, low));
+        }
 }
 
 template <class Tiles, class Scale>
@@ -74,7 +73,8 @@ void rows_by_tile(Tiles& tiles, int step, const Codes& w, const uint8_t* codes, 
             for (int64_t r = 0; r < rows; r++) {
                 const int64_t mine = (row + r) * pieces + p;
                 const __m512i less = _mm512_mullo_epi32(zero, _mm512_set1_epi32(x.less[mine]));
-                const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_load_si512(sums[r] + at), less));
+                __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_load_si512(sums[r] + at), less));
+                if (w.upper) sum = _mm512_add_ps(sum, half_of(x.less[mine]));
                 const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(x.scales[mine]));
                 _mm512_store_ps(totals[r] + at, _mm512_fmadd_ps(sum, factor, _mm512_load_ps(totals[r] + at)));
             }
@@ -86,8 +86,9 @@ void rows_by_tile(Tiles& tiles, int step, const Codes& w, const uint8_t* codes, 
 
 template <class Tiles, class Scale>
 void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    const Rounded rounded(x, rows, w.columns, group, 1, 1, kRows, w.zeros ? 1 : 1 << (w.bits - 1), w.input_scale, threads);
-    const int64_t tiles = (w.outputs + kTile - 1) / kTile, bytes = w.columns * kTile * w.bits / 8;
+    const Form form = form_of(w);
+    const Rounded rounded(x, rows, w.columns, group, 1, 1, kRows, w.zeros ? 1 : zero_of(form), w.input_scale, threads);
+    const int64_t tiles = (w.outputs + kTile - 1) / kTile, bytes = w.columns * kTile * bits_of(form) / 8;
     // As many rows at a time as stay in the second cache while tiles pass by.
     const int64_t together = std::max<int64_t>(1, (1 << 20) / (w.columns * kRows)) * kRows;
     const int64_t rounds = (rows + together - 1) / together;
@@ -95,10 +96,11 @@ void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* 
     spread(threads, rounds * tiles, 1, [&](int64_t i) {
         const int64_t tile = i % tiles, begin = i / tiles * together;
         const uint8_t* codes = w.codes + tile * bytes;
-        if (w.bits == 4) {
+        if (form != kEight) {
             thread_local std::vector<uint8_t> wide;
             wide.resize(w.columns * kTile);
-            widen_codes(codes, w.columns, wide.data());
+            if (form == kFour) widen_codes<kFour>(codes, nullptr, w.columns, wide.data());
+            else widen_codes<kPlanes>(codes, w.lower + tile * bytes, w.columns, wide.data());
             codes = wide.data();
         }
         Tiles set(step);
@@ -109,7 +111,7 @@ void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* 
 
 }  // namespace
 
-bool tiles_take(const Codes& weight, int64_t group) { return step_of(group) > 0 && !weight.lower && !weight.upper; }
+bool tiles_take(int64_t group) { return step_of(group) > 0; }
 
 bool use_tiles() {
 #ifdef __AMX_INT8__

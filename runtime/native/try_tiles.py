@@ -28,8 +28,12 @@ def tried(kernels: ModuleType) -> Verdict:
             half = 1 << (bits - 1)
             codes = torch.randint(-half, half, (outputs, columns), generator=generator, dtype=torch.int8)
             scale = torch.rand(outputs, columns // group, generator=generator)
-            linear = CodesLinear(kernels, Matrix(codes, f"int{bits} g{group}", bits, scale), None, exact=False)
-            cases += [(linear, torch.randn(rows, columns, generator=generator).bfloat16()) for rows in (16, 33, 64)]
+            matrix = Matrix(codes, f"int{bits} g{group}", bits, scale)
+            linears = [CodesLinear(kernels, matrix, None, exact=False)]
+            if CodesLinear.nests(matrix):
+                linears.append(CodesLinear(kernels, matrix, None, exact=False, planes=True))
+            inputs = [torch.randn(rows, columns, generator=generator).bfloat16() for rows in (16, 33, 64)]
+            cases += [(linear, x) for linear in linears for x in inputs]
     expected = [linear(x) for linear, x in cases]
     if not kernels.use_tiles():
         return Verdict.REFUSED

@@ -44,6 +44,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
+@pytest.mark.slow
 def test_whatever_a_job_does_to_its_process_others_are_done_and_rows_are_kept(tmp_path: Path) -> None:
     outcome, results = _run(tmp_path)
     assert (outcome.reached, outcome.of, outcome.lacking) == (7, 7, "")
@@ -130,6 +131,7 @@ def test_what_is_cut_while_it_is_measured_again_keeps_what_it_had(
     assert len(list(tmp_path.glob("*.old"))) == 3
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_stopped_leaves_no_process_and_no_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.stage", "serve", "--rehearse", "--scratch", str(tmp_path)]
     command += ["--output", str(tmp_path / "out"), "--only", "engine, tiny"]

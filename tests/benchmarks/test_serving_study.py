@@ -42,6 +42,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("claim", study.CLAIMS)
 def test_a_claim_runs_and_its_table_is_written(claim: str, traces: Path, tmp_path: Path) -> None:
     rows = study.CLAIMS[claim](Study(traces, share=0.01))
@@ -55,6 +56,7 @@ def test_a_claim_runs_and_its_table_is_written(claim: str, traces: Path, tmp_pat
     assert len({line.count("|") for line in lines[2:]}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "claim",
     [each if each == "iterations" else pytest.param(each, marks=pytest.mark.slow) for each in on_engine.CLAIMS],
@@ -71,6 +73,7 @@ def test_a_claim_runs_on_the_engine_and_its_table_is_written(claim: str, tmp_pat
     assert len({line.count("|") for line in lines[2:]}) == 1
 
 
+@pytest.mark.slow
 def test_a_run_on_the_engine_is_counted_as_the_simulator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """All requests at once, so that no clock decides: the same steps, preemptions and positions held and filled."""
     way = on_engine.Way("both", {"policy": "fcfs", "max_num_seqs": 32, "max_num_batched_tokens": 256})

@@ -206,6 +206,7 @@ def loss_of(model: PreTrainedModel, text: Tensor) -> float:
         return model(text, labels=text).loss.item()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("scheme", "group"), [("W4A16", 32), ("FP8_DYNAMIC", None)])
 def test_an_adapter_that_was_trained_on_a_checkpoint_goes_into_it(
     tiny: Callable[..., Path], tmp_path: Path, scheme: str, group: int | None

@@ -31,6 +31,7 @@ def test_running_requests_end_after_sigterm_and_new_ones_are_refused() -> None:
         assert process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_what_has_not_ended_in_time_after_sigterm_is_answered_with_an_error() -> None:
     """In the API's form, as a stream's last event, and without a traceback."""
     many = {**LONG, "max_tokens": 900, "n": 16}
@@ -61,6 +62,7 @@ def test_what_has_not_ended_in_time_after_sigterm_is_answered_with_an_error() ->
     assert said[-1] == "data: [DONE]"
 
 
+@pytest.mark.slow
 def test_keys_of_the_variable_may_have_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_API_KEY", "correct horse\nbattery")
     with started() as (_, url):
@@ -89,6 +91,7 @@ def _ignored(url: str) -> None:
         return
 
 
+@pytest.mark.slow
 def test_several_models_answer_by_their_names() -> None:
     with started("--served-model-name", "first", "--model", "second=builtin:smelt-6m", "--max-num-seqs", "4") as (
         _,

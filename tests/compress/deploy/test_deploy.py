@@ -160,6 +160,7 @@ def test_llm_ds_manifests(w4: Path) -> None:
 LOADS, REFUSES = True, False
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("scheme", "group", "vllm", "ray", "sglang"),
     [

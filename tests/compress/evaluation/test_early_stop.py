@@ -102,6 +102,7 @@ def test_what_stays_undecided_is_measured_as_a_whole_also_after_an_interruption(
     assert sorted(answered) == sorted([*sizes, *sizes, 0])
 
 
+@pytest.mark.slow
 def test_windows_stop_too(w4: Path, whole: ReportData, tmp_path: Path) -> None:
     text = {"windows": 200, "length": 32, "tasks": []}
     report = _with(w4, tmp_path / "a", "ppl loss <= 20% @90%", "kl <= 0.2 @90%", **text)

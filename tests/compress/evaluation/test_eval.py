@@ -70,6 +70,7 @@ def measured(interrupted: tuple[ReportData, Path], w4: Path) -> tuple[ReportData
     return evaluate([w4], baseline="builtin:smelt-6m", settings=ALL, output=output), output
 
 
+@pytest.mark.slow
 def test_perplexity_and_bits_per_byte_are_transformers(measured: tuple[ReportData, Path], w4: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
     for model, path in zip(measured[0].models, (SMELT_6M, w4), strict=True):
@@ -406,6 +407,7 @@ def test_bad_settings_are_reported_before_any_work(settings: dict[str, Any], sen
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_data_that_is_missing_is_named_with_where_to_get_it(tmp_path: Path) -> None:
     task = tmp_path / "mine.yaml"
     task.write_text(

@@ -66,6 +66,7 @@ def test_perplexity_kl_and_agreement_are_transformers(
     assert found.perplexity.ratio == pytest.approx(compressed.text.perplexity / original.text.perplexity)
 
 
+@pytest.mark.slow
 def test_the_original_perplexity_is_the_published_one(shared: Path, recipe: Callable[..., Recipe]) -> None:
     """The issue's figure, measured through transformers: 92.93 on the first 64 x 256 tokens of WikiText-2 test."""
     text = shared / "data/text/wikitext2_test_unk.txt"

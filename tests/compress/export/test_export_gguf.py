@@ -194,7 +194,7 @@ def test_blocks_without_negative_weights_are_not_lost(name: str) -> None:
         assert ((found - values).square().sum(1) < 0.5 * values.square().sum(1)).all()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("scheme", "expected"),
     [("W4A16", "Q4_0"), ("W8A16", "Q8_0"), ("W2A16", "Q4_0"), ("NVFP4A16", "NVFP4"), ("MXFP4A16", "MXFP4")],
@@ -235,6 +235,7 @@ def test_a_file_holds_what_the_checkpoint_does(
     assert np.array_equal(quants.dequantize(embedding.data, embedding.tensor_type), expected_embedding)
 
 
+@pytest.mark.slow
 def test_only_nvfp4_has_factors(tiny: Callable[..., Path], recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     """llama.cpp reads them beside that type only, and refuses tensors that it does not ask for."""
     made = run(recipe(tiny("llama", torch.bfloat16), {"evaluate": False}, scheme="NVFP4A16", ignore=[]))
@@ -261,6 +262,7 @@ def test_room_is_looked_for_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_estimate_is_the_files_size(tmp_path: Path) -> None:
     for kind in ("Q4_0", "Q8_0", "F32"):
         record = export_gguf(SMELT_6M, tmp_path / f"{kind}.gguf", kind=kind, progress=Progress(enabled=False))
@@ -290,6 +292,7 @@ def test_sampling_defaults_and_links(tmp_path: Path) -> None:
     assert fields["general.sampling.top_p"] == pytest.approx(0.95)
 
 
+@pytest.mark.slow
 def test_yarns_attention_factor(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """llama.cpp multiplies it by its own, 1 + 0.1 ln(factor)."""
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}

@@ -104,7 +104,7 @@ def _assert_same_evaluation(ours: LM, theirs: LM, task: str, tasks: TaskManager,
     _assert_agree(my_answers, other_answers)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "limit"), [("smelt_last_word", 40), ("smelt_continuation", 20), ("smelt_text", 20)])
 def test_builtin_tasks_score_as_with_transformers(
     task: str, limit: int, ours: SmeltLM, theirs: HFLM, tasks: TaskManager
@@ -112,7 +112,7 @@ def test_builtin_tasks_score_as_with_transformers(
     _assert_same_evaluation(ours, theirs, task, tasks, limit)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("task", "limit"),
     [

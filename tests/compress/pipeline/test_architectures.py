@@ -35,7 +35,7 @@ def test_streaming_gives_transformers_logits(architecture: str, tiny: Callable[.
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("architecture", QUANTIZABLE)
 def test_quantized_checkpoint_reloads_and_stays_close(
     architecture: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
@@ -61,7 +61,7 @@ def test_quantized_checkpoint_reloads_and_stays_close(
     assert set(linears) - outside <= names
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("architecture", "scheme"),
     [

@@ -116,7 +116,7 @@ def test_a_model_without_a_tokenizer_is_rounded_and_its_errors_are_those_of_the_
     assert "weight error is |W − Q| / |W|" in (result.checkpoint.parent / "report.html").read_text()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 4])
 def test_killed_between_blocks_and_continued(
     parts: int,

@@ -15,6 +15,7 @@ from ...tiny import SMELT_6M, make_model
 SMALL = {"calibrate": {"samples": 8, "length": 32}, "evaluate": False}
 
 
+@pytest.mark.slow
 def test_the_model_computes_with_what_was_stored(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(SMELT_6M)
     tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)

@@ -178,6 +178,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Both(outputs, room / "failed", process.returncode, errors)
 
 
+@pytest.mark.slow
 def test_two_processes_leave_the_bytes_that_one_leaves(both: Both) -> None:
     for one, two in both.outputs.values():
         assert two.exists(), both.errors

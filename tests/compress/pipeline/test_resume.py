@@ -70,6 +70,7 @@ def _when(out: Path, moment: str) -> bool:
 MOMENTS = ("started", "after one block", "after three blocks", "writing", "published")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "moments"),
     [

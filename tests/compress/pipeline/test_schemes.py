@@ -37,7 +37,7 @@ def test_fp4_of_a_model_that_would_not_compute_is_refused(
         run(recipe(tiny("llama", dtype), scheme=scheme))
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("scheme", "dtype"), PAIRS)
 def test_checkpoint_loads_in_transformers_and_is_close(
     scheme: str, dtype: torch.dtype, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
@@ -70,6 +70,7 @@ def test_checkpoint_loads_in_transformers_and_is_close(
     assert quantized[0].bits == pytest.approx(8 * resolve(scheme).stored_bytes(256, 128, dtype.itemsize) / (256 * 128))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rounding", ["nearest", "hqq", {"method": "gptq", "activation_order": False, "damping": 0.05}])
 def test_every_rounding_gives_a_checkpoint(rounding: object, recipe: Callable[..., Recipe]) -> None:
     result = run(recipe("builtin:smelt-6m", {"evaluate": False}, group_size=64, rounding=rounding))
@@ -85,6 +86,7 @@ def test_an_untied_head_can_be_quantized(tiny: Callable[..., Path], recipe: Call
     assert hasattr(head, "quantization_scheme")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", ["W8A8", "FP8_DYNAMIC"])
 def test_a_head_whose_inputs_are_rounded(scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
     result = run(recipe(tiny("llama", torch.bfloat16), scheme=scheme, ignore=[]))
@@ -96,6 +98,7 @@ def test_a_head_whose_inputs_are_rounded(scheme: str, tiny: Callable[..., Path],
     assert before.text.perplexity != after.text.perplexity
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", ["W8A8", "FP8_DYNAMIC"])
 def test_inputs_that_a_model_flattens_are_rounded_token_by_token(
     scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]

@@ -73,6 +73,7 @@ def test_a_cache_that_transformers_does_not_quantize_needs_the_plug_in(recipe: C
     assert "keys and values are not quantized there" in loader.sentence
 
 
+@pytest.mark.slow
 def test_a_long_pattern_is_no_path(recipe: Callable[..., Recipe]) -> None:
     pattern = "re:" + "|".join(f"model.layers.{i}.mlp.down_proj" for i in range(40))
     result = run(recipe("builtin:smelt-6m", group_size=64, ignore=["lm_head", pattern]))
@@ -87,6 +88,7 @@ def test_paths_of_this_machine_stay_out(card_of: Callable[..., tuple[ModelCard, 
     assert "Compressed from a-model by Smelt" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "front",
     [
@@ -161,6 +163,7 @@ def test_no_address_in_a_name_becomes_a_link() -> None:
     assert name in MarkdownIt("commonmark").render(said)
 
 
+@pytest.mark.slow
 def test_a_card_links_to_no_package_index(card_of: Callable[..., tuple[ModelCard, str]]) -> None:
     _, text = card_of()
     assert "://" not in text

@@ -17,6 +17,7 @@ def flips(draw: np.random.Generator, lost: float, gained: float, count: int) -> 
     return draw.choice([1.0, -1.0, 0.0], size=count, p=[lost, gained, 1 - lost - gained])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("lost", "gained"), [(0.01, 0.0), (0.05, 0.04), (0.2, 0.19), (0.5, 0.3)], ids=lambda value: f"{value:g}"
 )

@@ -78,6 +78,7 @@ def test_few_rounds_claim_nothing_about_a_median() -> None:
     assert median_interval([1.1, 1.2, 1.1, 1.15, 1.12]) is None
 
 
+@pytest.mark.slow
 def test_intervals_hold_about_as_often_as_they_say() -> None:
     draw = random.Random(0)
     hits = {"mean": 0, "median": 0, "resampled": 0}

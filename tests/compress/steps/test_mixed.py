@@ -145,6 +145,7 @@ def test_estimates_order_the_parts_of_a_trained_model_as_measurements_do(tmp_pat
     assert 0.6 < sum(loss for (loss,) in estimated) / sum(loss for (loss,) in exact) < 1.6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", [{"bits": 3.9}, {"bytes": 2_450_000}])
 def test_targets_are_kept_to(
     target: dict[str, Any], tiny: Callable[..., Path], recipe: Callable[..., Recipe], kept: Path
@@ -171,6 +172,7 @@ def test_targets_are_kept_to(
     assert len(list(kept.glob("sensitivity-*.json"))) == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_and_a_second_one_measures_nothing(
     tiny: Callable[..., Path], recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, kept: Path
 ) -> None:

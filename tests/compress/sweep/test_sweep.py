@@ -161,6 +161,7 @@ def test_trials_share_one_report_and_finished_ones_are_not_run_again(
     assert {f: f.stat().st_mtime_ns for f in (tmp_path / "out").rglob("*.safetensors")} == made
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_continues_with_what_is_missing(
     sweep_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_weight_that_decides_is_seen_in_the_logits(copied: Path) -> None:
     assert found["the logits"].verdict == "not confirmed"
 
 
+@pytest.mark.slow
 def test_claims_that_are_not_so_are_not_confirmed(copied: Path, tmp_path: Path) -> None:
     def better(claims: dict[str, Any]) -> None:
         measured = claims["measured"]
@@ -166,6 +167,7 @@ def test_claims_that_are_not_so_are_not_confirmed(copied: Path, tmp_path: Path) 
     assert [each["verdict"] for each in json.loads(done.stdout)].count("not confirmed") == 4
 
 
+@pytest.mark.slow
 def test_what_is_not_here_is_not_measurable(copied: Path, tmp_path: Path) -> None:
     def moved(claims: dict[str, Any]) -> None:
         claims["measured"]["baseline"] = "./nowhere"

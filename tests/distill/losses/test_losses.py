@@ -104,7 +104,7 @@ def test_the_gradient_of_a_stored_teacher_is_right(kept: int) -> None:
     torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), student)[0])
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", [*LOSSES, "top_kl"])
 def test_gradients_through_chunks_are_those_of_differences(

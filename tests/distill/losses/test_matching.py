@@ -67,6 +67,7 @@ def test_attention_is_compared_as_transformers_returns_it(architecture: str, sma
         torch.testing.assert_close(gradient, student.get_parameter(name).grad, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_gradients_of_attention_are_those_of_differences(mixed: bool, masked: bool) -> None:

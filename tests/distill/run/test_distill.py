@@ -106,7 +106,7 @@ def test_a_pruned_model_comes_nearer_to_its_teacher(distilled: Make) -> None:
     assert float(rows[-1]["tokens"]) == 24 * 4 * 64
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -133,6 +133,7 @@ def test_every_way_of_training_lowers_its_loss(
     assert losses[-1] < 0.7 * losses[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "architecture",
     [
@@ -150,6 +151,7 @@ def test_architectures_learn(architecture: str, distilled: Make, tiny: Callable[
     AutoModelForCausalLM.from_pretrained(result.checkpoint)
 
 
+@pytest.mark.slow
 def test_zeros_and_shapes_stay(distilled: Make, tiny: Callable[..., Path]) -> None:
     recipe = distilled(
         tiny(),
@@ -228,6 +230,7 @@ def test_a_killed_run_ends_with_the_same_bytes(tiny: Callable[..., Path], tmp_pa
     assert [int(row["step"]) for row in rows] == list(range(1, 41))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", ["student", pytest.param("teacher", marks=pytest.mark.slow)])
 def test_written_text_is_the_same_after_an_interruption(
     writer: str, distilled: Make, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -278,6 +281,7 @@ def test_only_what_the_student_wrote_counts(
     assert torch.equal(batch.tokens[:, 8:], expected)  # greedily, so each is the most likely one after those before
 
 
+@pytest.mark.slow
 def test_what_is_written_ends_with_the_end_token() -> None:
     """What would come after it is no answer, and does not count."""
     writer = Writer(SMELT_6M, torch.float32, torch.device("cpu"), 60, 12, 4096)
@@ -329,6 +333,7 @@ def test_the_loss_is_that_of_answers_alone(
     assert next(point["loss"] for point in curve if point["step"] == 1) == pytest.approx(total / weight, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_training_that_makes_it_worse_says_so(distilled: Make, tmp_path: Path) -> None:
     text = tmp_path / "noise.txt"
     text.write_text(" ".join(["zq", "xv", "kj", "wq"] * 3000))
@@ -356,6 +361,7 @@ def test_the_best_weights_are_kept(distilled: Make, tiny: Callable[..., Path], f
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_runs_share_what_is_stored_of_a_teacher(
     distilled: Make, tiny: Callable[..., Path], tmp_path: Path, few_words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +428,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_batch(
     assert not (out / "checkpoint").exists()
 
 
+@pytest.mark.slow
 def test_parts_that_were_taken_away_stay_away(distilled: Make, tiny: Callable[..., Path], few_words: str) -> None:
     path, pruned = tiny("opt"), {"prune": {"structure": "attention", "count": 1}}
     for changes in ({}, {"student": "random", "cross_entropy": 1.0}):
@@ -434,6 +441,7 @@ def test_parts_that_were_taken_away_stay_away(distilled: Make, tiny: Callable[..
         assert not any(each.any() for each in closing)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("rows", "stored"),
     [(4160, None), (4100, 8), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((4100, None), (4160, 8)))],
@@ -448,6 +456,7 @@ def test_vocabularies_may_be_padded_differently(
     assert losses[-1] < 0.7 * losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", ["student", pytest.param("teacher", marks=pytest.mark.slow)])
 def test_who_writes_has_no_tokens_that_the_other_lacks(
     writer: str, distilled: Make, tiny: Callable[..., Path], few_words: str
@@ -517,6 +526,7 @@ def test_text_that_is_written_again_is_what_it_would_have_been(left: int, tmp_pa
     assert written(tmp_path / "again.bin") == expected
 
 
+@pytest.mark.slow
 def test_a_teacher_of_fewer_blocks_and_a_short_context(
     distilled: Make, tiny: Callable[..., Path], few_words: str
 ) -> None:

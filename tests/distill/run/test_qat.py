@@ -122,6 +122,7 @@ def test_training_beats_the_rounding_that_it_began_with(trained: Make) -> None:
     assert (kl[0].kl or 1) < 0.95 * (kl[1].kl or 0)
 
 
+@pytest.mark.slow
 def test_lora_trains_the_products_and_nothing_else(trained: Make, tiny: Callable[..., Path]) -> None:
     path = tiny()
     recipe = trained(path, {"lora": 4}, scheme="W4A16", group_size=32)
@@ -149,6 +150,7 @@ def test_pruned_and_quantized_together_keeps_the_zeros(trained: Make, tiny: Call
             assert (((module.weight.float().view(-1, 4)) != 0).sum(1) <= 2).all(), name
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_ends_with_the_same_codes(
     trained: Make, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

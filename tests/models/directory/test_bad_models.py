@@ -345,7 +345,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["dry-run", "inspect", "bench", "chat", "gguf", "eval"])
 def test_every_command_refuses_alike(command: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     whole, others = tiny(), {}
@@ -369,6 +369,7 @@ def test_numbers_are_checked_by_every_command_that_reads_them(
     assert f"{name} holds NaN or infinite weights" in refusal(invoke(command, path, tmp_path)).replace("\n", "")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("scheme", "part"), [("W4A16", "weight_scale"), ("FP8_DYNAMIC", "weight"), ("NVFP4", "weight_global_scale"), ("NVFP4", "weight_scale"), ("MXFP4", "weight_scale")])  # fmt: skip
 def test_scales_and_codes_that_are_no_numbers(
     scheme: str, part: str, recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_path: Path
@@ -458,6 +459,7 @@ def test_a_length_that_is_none(length: str, tiny: Callable[..., Path], tmp_path:
         Engine(tiny(), max_model_len=int(length), quiet=True)
 
 
+@pytest.mark.slow
 def test_a_run_directory_stands_for_its_checkpoint(
     recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

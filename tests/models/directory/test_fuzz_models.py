@@ -86,6 +86,7 @@ def _profile(cases: int) -> settings:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_damaged_directory_is_used_or_refused(cases: int, models: dict[str, Path], tmp_path: Path) -> None:
     @_profile(cases)

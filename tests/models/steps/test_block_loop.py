@@ -178,6 +178,7 @@ class _Sizes(BackwardJob):
         return [flow.read(batch).norm().item() for batch in flow.batches()]
 
 
+@pytest.mark.slow
 def test_backwards_it_resumes_to_the_same_files(model: OpenModel, tmp_path: Path) -> None:
     def backward(journal: Path, ends_at: int | None = None) -> list[int]:
         context = _context(journal)

@@ -105,6 +105,7 @@ def test_blocks_that_differ_are_counted_and_timed_each(
         assert {f"{named} 0", f"{named} 1"} <= spent.keys()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("architecture", "changes"), [("llama", {}), ("qwen3_moe", {"num_hidden_layers": 4, "mlp_only_layers": [0, 2]})]
 )
@@ -177,6 +178,7 @@ def test_interrupted_it_does_not_measure_again(
     assert (resumed.checkpoint / name).read_bytes() == (quiet.checkpoint / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_architectures_with_fixed_heads_lose_what_they_can(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("gpt_neox")
     checkpoint = run(recipe_of(model, tmp_path / "out", _prune(params=0.9))).checkpoint

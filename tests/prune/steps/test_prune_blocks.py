@@ -50,7 +50,7 @@ def _without(model: Path, removed: list[int]) -> Tensor:
     return whole(TOKENS, use_cache=False).logits
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_what_is_left_computes_what_the_rest_did(architecture: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny(architecture)
@@ -135,6 +135,7 @@ def test_then_quantized_and_served(tiny: Callable[..., Path], tmp_path: Path) ->
     assert served.outputs[0].token_ids == expected.tolist()
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_goes_on(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +208,7 @@ def test_a_section_that_cannot_be_meant(settings: dict[str, Any], tiny: Callable
         recipe_of(tiny(), tmp_path / "out", {"prune": settings})
 
 
+@pytest.mark.slow
 def test_a_smaller_configuration_begins_with_what_the_recipe_maps(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """Blocks by number, widths by size: a student of any smaller shape, made of its teacher."""
     model = tiny("llama", num_hidden_layers=5)

@@ -96,6 +96,7 @@ def test_the_expert_that_adds_least_goes(tiny: Callable[..., Path], tmp_path: Pa
     assert set(range(4)) - set(_kept(model, checkpoint)[0]) == {int(added.argmin())}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("score", ["frequency", "taylor", "path"])
 def test_every_score_leaves_a_model_that_is_served(score: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     steps = [_prune(score=score), {"quantize": {"scheme": "W8A16", "group_size": 64}}]

@@ -45,7 +45,7 @@ def _kept(whole: nn.Module, narrow: nn.Module) -> Tensor:
     return same.any(1).nonzero().flatten()
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in FIXED])
 @torch.no_grad()
 def test_what_is_left_computes_what_a_stream_without_the_rest_does(
@@ -128,7 +128,7 @@ def test_directions_are_those_of_a_singular_value_decomposition() -> None:
     assert torch.allclose((rotation.T @ vectors.T).abs(), torch.eye(24).double(), atol=1e-3)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "phi3", "mixtral"])
 @torch.no_grad()
 def test_directions_that_nothing_uses_cost_nothing(
@@ -153,6 +153,7 @@ def test_directions_that_nothing_uses_cost_nothing(
     assert ((found - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median() < 1e-3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("score", ["pca", "taylor", "weight"])
 def test_then_quantized_and_served(score: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("qwen3", torch.bfloat16)  # tied
@@ -165,6 +166,7 @@ def test_then_quantized_and_served(score: str, tiny: Callable[..., Path], tmp_pa
     assert len(Engine(checkpoint).generate([TOKENS[0, :12].tolist()], sampling)[0].outputs[0].token_ids) == 4
 
 
+@pytest.mark.slow
 def test_interrupted_after_the_directions_it_goes_on(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ def _left(structure: str, removed: list[int], depth: int = 3) -> list[str]:
     return [PARTS[structure] if index in removed else "all" for index in range(depth)]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("structure", PARTS)
 @pytest.mark.parametrize("architecture", CONFIGS)
 @torch.no_grad()
@@ -102,6 +102,7 @@ def test_the_least_missed_part_is_found_one_after_another(tiny: Callable[..., Pa
     assert chosen["removed"] == sorted(removed)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_runtime_leaves_them_out(dtype: torch.dtype, tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("llama", dtype, num_hidden_layers=4)

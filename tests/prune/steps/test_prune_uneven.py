@@ -72,7 +72,7 @@ def _unread(model: Path, checkpoint: Path, structure: str, copy: Path) -> Path:
     return copy
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("architecture", "structure"),
     [
@@ -129,6 +129,7 @@ def test_what_transformers_saves_of_it_loads_again(tiny: Callable[..., Path], tm
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_other_steps_follow(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """Blocks that go take their sizes along, heads go beside, training keeps every size, and what is rounded reloads as it was."""
     wide = {"num_attention_heads": 8, "num_key_value_heads": 4}
@@ -173,6 +174,7 @@ def test_a_dense_block_among_mixtures_makes_none_uneven(tiny: Callable[..., Path
     assert not [line for line in result.report.as_data()["models"][-1]["warnings"] if "differ in size" in line]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("structure", ["attention", "mlp"])
 @torch.no_grad()
 def test_parts_can_go_from_blocks_that_differ(structure: str, tiny: Callable[..., Path], tmp_path: Path) -> None:

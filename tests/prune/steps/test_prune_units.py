@@ -73,7 +73,7 @@ def test_units_that_a_norm_takes_together_are_refused(tiny: Callable[..., Path],
     assert any("norms groups of attention heads together" in str(problem) for problem in plan.problems)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("structure", ["ffn", "heads"])
 @pytest.mark.parametrize("architecture", list(CONFIGS))
 @torch.no_grad()
@@ -146,6 +146,7 @@ def test_taylor_is_the_gradient_of_the_loss_times_what_is_read(
         assert len(found - wanted) <= 2  # of equals, one or the other
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("score", ["wanda", "weight", "path"])
 def test_every_score_leaves_a_model(score: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     steps = [_prune(score=score), _heads(score=score, update="least_squares")]
@@ -155,6 +156,7 @@ def test_every_score_leaves_a_model(score: str, tiny: Callable[..., Path], tmp_p
     AutoModelForCausalLM.from_pretrained(checkpoint)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("structure", ["ffn", "heads"])
 @torch.no_grad()
 def test_least_squares_loses_less(structure: str, tiny: Callable[..., Path], tmp_path: Path) -> None:

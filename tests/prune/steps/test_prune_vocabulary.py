@@ -59,6 +59,7 @@ def test_text_of_the_corpus_is_read_as_before(tiny: Callable[..., Path], corpus:
         assert names[getattr(small.config, name)] == before.convert_ids_to_tokens(getattr(whole.config, name))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt_neox", "opt"])
 def test_then_quantized_and_served(architecture: str, tiny: Callable[..., Path], corpus: Path, tmp_path: Path) -> None:
     steps = [_prune(corpus), {"quantize": {"scheme": "W8A16", "group_size": 64, "rounding": "gptq"}}]

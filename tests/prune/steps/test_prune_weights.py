@@ -32,7 +32,7 @@ def _zeros(weight: Tensor) -> float:
     return (weight == 0).double().mean().item()
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_every_architecture_gets_its_pattern_and_nothing_else_changes(
     architecture: str, tiny: Callable[..., Path], tmp_path: Path
@@ -86,6 +86,7 @@ def test_each_layer_reads_what_the_pruned_layers_before_it_give(tiny: Callable[.
         assert (found - wanted).norm() / wanted.norm() < 1e-2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("settings", "by_row"),
     [
@@ -117,6 +118,7 @@ def test_a_share_goes_of_each_linear_that_is_named(
     assert any("save neither memory nor time" in sentence for sentence in warnings)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "rounding", ["nearest", "gptq", {"method": "signround", "iterations": 20, "learning_rate": 0.2}, "hqq"]
 )
@@ -134,6 +136,7 @@ def test_quantizing_leaves_the_zeros(rounding: Any, tiny: Callable[..., Path], t
             assert ((weight.reshape(-1, 4) != 0).sum(1) <= 2).all(), name
 
 
+@pytest.mark.slow
 def test_experts_that_no_token_reaches_are_reported(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("mixtral", num_local_experts=32)
     calibrate = {"samples": 1, "length": 16}
@@ -204,6 +207,7 @@ def test_what_would_lose_the_zeros_is_refused(tiny: Callable[..., Path], tmp_pat
         assert [problem for problem in plan.problems if "the zeros of steps.0 would be lost" in str(problem)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("together", [False, True])
 def test_two_of_four_is_taken_by_torchs_sparse_tensors_and_the_runtimes_kernel(
     together: bool, tiny: Callable[..., Path], tmp_path: Path

@@ -55,6 +55,7 @@ def _reference(weight: Tensor, inputs: Tensor, keep: str | float, damping: float
     return w
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", ["2:4", "4:8", 0.5, 0.7])
 def test_sparsegpt_is_the_papers_algorithm(keep: str | float) -> None:
     weight, inputs = _layer()

@@ -39,6 +39,7 @@ def calibration(recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_pa
     return path, plan.calibration.tokens
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("scheme", "inputs"),
     [("W8A8", "static"), ("W8A8", "static_asymmetric"), ("FP8", None), ("NVFP4", None), ("W4AFP8", "static")],
@@ -89,6 +90,7 @@ def test_weights_of_four_bits_are_packed_though_inputs_are_rounded(
         assert config["config_groups"]["group_0"]["format"] == "pack-quantized"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kv_cache", "expected"),
     [
@@ -126,6 +128,7 @@ def test_int4_keys_and_values_get_a_scale_for_each_token(
     assert not any(name.endswith("k_scale") for name in stored)
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_a_rounded_cache_continues_with_the_same_bytes(
     tiny: Callable[..., Path], recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ def _same_logits(checkpoint: Path) -> None:
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "opt", "mixtral"])
 def test_an_8_bit_embedding_and_a_4_bit_head(
@@ -136,6 +136,7 @@ def test_the_runtime_reads_packed_embeddings(tied: bool, tmp_path: Path) -> None
         assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("to", ["dense", "gptq", "awq"])
 def test_exports_restore_the_embedding(to: str, recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     source = save_model(make_model("llama", tie_word_embeddings=False), tmp_path / "model")
@@ -160,6 +161,7 @@ def test_gguf_carries_the_embeddings_codes_over(recipe: Callable[..., Recipe], t
     assert np.array_equal(gguf.dequantize(found.data, found.tensor_type), expected.numpy())
 
 
+@pytest.mark.slow
 def test_a_target_counts_what_the_embedding_saves(recipe: Callable[..., Recipe]) -> None:
     """Within the same bytes the linears get more bits, and the file keeps to the target."""
     sizes = {}

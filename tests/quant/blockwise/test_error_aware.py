@@ -82,6 +82,7 @@ def test_a_trained_model_stays_closer_to_itself(recipe: Callable[..., Recipe]) -
     assert divergences[1] < 0.9 * divergences[0]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_with_the_same_bytes(
     tiny: Callable[..., Path], recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:

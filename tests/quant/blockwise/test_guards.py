@@ -66,6 +66,7 @@ def test_a_fallback_that_does_not_fit_the_shapes_is_found_before_any_work(
         run(recipe(path, group_size=32, guard=guard))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [{"rounding": "nearest", "diagnostics": 8}, {"rounding": "gptq"}])
 def test_experts_that_no_token_reaches_are_calibrated_on_all_and_reported(
     settings: dict[str, Any], tiny: Callable[..., Path], recipe: Callable[..., Recipe]

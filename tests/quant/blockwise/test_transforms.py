@@ -47,7 +47,7 @@ def _logits(model: OpenModel, spill: Path) -> Tensor:
     return logits
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in NOT_ROTATED])
 @pytest.mark.parametrize("rotates", [False, True])
 def test_rotating_hidden_states_keeps_the_logits_in_float64(architecture: str, rotates: bool, tmp_path: Path) -> None:
@@ -70,6 +70,7 @@ def test_rotating_hidden_states_keeps_the_logits_in_float64(architecture: str, r
     assert (before - after).norm() > 0.05 * before.norm()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "mixtral", "qwen3", "phi3"])
 def test_learned_rotations_keep_the_logits_in_float64(architecture: str, tmp_path: Path) -> None:
     reference = make_model(architecture).double()
@@ -93,6 +94,7 @@ def test_learned_rotations_keep_the_logits_in_float64(architecture: str, tmp_pat
     assert torch.equal(again.hidden.matrix(), rotation.hidden.matrix())
 
 
+@pytest.mark.slow
 def test_a_run_that_learns_rotations_continues_with_the_same_bytes(
     tiny: Callable[..., Path], recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +143,7 @@ def test_routers_take_part_in_the_links_of_their_experts(architecture: str, tiny
     assert norm.others == ("mlp.gate",)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "phi3", "opt", "gpt_neox"])
 def test_scales_moved_within_blocks_keep_the_function(
     architecture: str, tmp_path: Path, recipe: Callable[..., Recipe]
@@ -161,7 +163,7 @@ def test_scales_moved_within_blocks_keep_the_function(
     assert distances[1] < 2 * distances[0] < 0.2
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rounding", ["nearest", "hqq", "gptq"])
 @pytest.mark.parametrize(
     "transforms", [["fold_norms", "smooth"], ["rotate", "awq"], ["rotate", "equalize", "clip"]], ids="+".join
@@ -182,6 +184,7 @@ def test_any_list_composes_with_any_rounding(
     assert (after - before).norm() / before.norm() < 0.1
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_transforms_continues_with_the_same_bytes(
     tiny: Callable[..., Path], recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:

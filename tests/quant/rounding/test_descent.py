@@ -37,6 +37,7 @@ def _layer(rows: int = 24, columns: int = 128) -> tuple[Tensor, Tensor]:
     return weight, hessian
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_each_sweep_lowers_the_error_in_every_format(name: str) -> None:
     scheme = resolve(name)
@@ -53,6 +54,7 @@ def test_each_sweep_lowers_the_error_in_every_format(name: str) -> None:
         assert torch.allclose(back, each.values, rtol=2**-8, atol=0)  # some formats restore in bfloat16
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "group"), [("W2A16", 32), ("W3A16", -1), ("W4A16_ASYM", 64)])
 def test_it_ends_where_no_code_and_no_scale_alone_is_better(name: str, group: int) -> None:
     scheme = resolve(name, group)

@@ -127,7 +127,7 @@ ASYMMETRIC = Scheme(
 SCHEMES = [resolve(name) for name in SUPPORTED] + [resolve("W3A16", -1), resolve("W4A16", 32), ASYMMETRIC]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: f"{s.name}-{s.args.group_size}")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_format_learns_and_stays_on_its_grid(scheme: Scheme, dtype: torch.dtype) -> None:

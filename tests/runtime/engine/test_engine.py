@@ -147,6 +147,7 @@ def _conserved(running: Engine) -> None:
     running.cache.check([sequence.blocks for sequence in everybody])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [2, 4])
 def test_beam_search_is_that_of_transformers(width: int, small: tuple[PreTrainedModel, Path]) -> None:
     model, path = small
@@ -169,6 +170,7 @@ def test_beam_search_is_that_of_transformers(width: int, small: tuple[PreTrained
         running.cache.check([])
 
 
+@pytest.mark.slow
 def test_beams_that_end_are_ranked_as_transformers_ranks_them() -> None:
     running = engine(SMELT_6M)
     model = AutoModelForCausalLM.from_pretrained(SMELT_6M, dtype=torch.float32)
@@ -200,6 +202,7 @@ def test_beams_that_end_are_ranked_as_transformers_ranks_them() -> None:
                 assert completion.token_ids == reference[: len(completion.token_ids)]
 
 
+@pytest.mark.slow
 def test_beams_are_changed_and_stopped_as_transformers_does() -> None:
     """Biases, penalties, least lengths and stop strings; and log probabilities that are the model's own."""
     running = engine(SMELT_6M)

@@ -29,7 +29,7 @@ def said(outputs: list[RequestOutput]) -> list[tuple[list[int], float]]:
     return [(each.token_ids, each.cumulative_logprob) for each in found]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("scheme", [None, "W4A16", "W8A8", "FP8_BLOCK"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(

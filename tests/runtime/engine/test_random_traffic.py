@@ -55,6 +55,7 @@ def _starved(path: Path, policy: str, *, host_blocks: int, **options: Any) -> En
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("policy", "host"),
     [

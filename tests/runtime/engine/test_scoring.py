@@ -25,6 +25,7 @@ def _pairs(count: int, vocabulary: int) -> list[tuple[list[int], list[int]]]:
     return [(draw.choice(contexts), some(1, 40)) for _ in range(count)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [

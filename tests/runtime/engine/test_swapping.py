@@ -25,6 +25,7 @@ def _block_bytes(path: Path, **options: Any) -> int:
     return found.cache // found.blocks
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
 @pytest.mark.parametrize("share", [True, False])
 def test_swapped_sequences_go_on_where_they_were(tiny: Callable[..., Path], kv_cache_dtype: str, share: bool) -> None:

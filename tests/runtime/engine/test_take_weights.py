@@ -16,6 +16,7 @@ from ...tiny import make_model
 PROMPT = list(range(5, 45))  # longer than a cache block, so that its beginning is shared
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "opt", "gpt2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_tokens_are_those_of_the_new_weights(

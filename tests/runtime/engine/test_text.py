@@ -84,6 +84,7 @@ def _tokenizer(kind: str) -> PreTrainedTokenizerBase:
     return TOKENIZERS[kind]()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(texts=st.lists(_CHARACTERS, max_size=4), split=st.floats(0, 1), data=st.data())

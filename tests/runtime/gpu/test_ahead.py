@@ -82,6 +82,7 @@ def test_tokens_are_the_same_and_come_at_most_a_step_later(both: Callable[..., t
     assert ahead.cache.free == ahead.cache.blocks
 
 
+@pytest.mark.slow
 def test_requests_that_the_host_must_see_run_beside_others(both: Callable[..., tuple[Engine, Engine]]) -> None:
     plain, ahead = both(max_num_batched_tokens=48)
     params = [_greedy(), _greedy(n=2), _greedy(beam_width=2), _greedy(prompt_logprobs=1), _greedy(max_tokens=2)]
@@ -120,6 +121,7 @@ def test_an_abort_in_flight_harms_nobody(both: Callable[..., tuple[Engine, Engin
     assert ahead.cache.free == ahead.cache.blocks
 
 
+@pytest.mark.slow
 def test_logits_that_are_no_numbers_end_their_own_request(both: Callable[..., tuple[Engine, Engine]]) -> None:
     plain, ahead = both("gpt2")
     assert ahead.model._positions is not None
@@ -129,6 +131,7 @@ def test_logits_that_are_no_numbers_end_their_own_request(both: Callable[..., tu
     assert sound.outputs[0].token_ids == plain.generate([PROMPTS[0]], _greedy())[0].outputs[0].token_ids
 
 
+@pytest.mark.slow
 def test_a_sequence_may_end_with_its_block_full_and_its_next_step_under_way(
     both: Callable[..., tuple[Engine, Engine]],
 ) -> None:
@@ -159,6 +162,7 @@ def test_blocks_that_came_while_the_host_looked_are_known_later(both: Callable[.
         assert [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_tokens_in_any_company(both: Callable[..., tuple[Engine, Engine]]) -> None:
     _, ahead = both()
     drawn = SamplingParams(max_tokens=5, temperature=1.0, top_p=0.9, top_k=50, seed=3, ignore_eos=True, logprobs=1)
@@ -196,6 +200,7 @@ def test_every_step_has_been_captured(most: int, both: Callable[..., tuple[Engin
             )
 
 
+@pytest.mark.slow
 @interpreted
 def test_a_long_step_is_computed_as_if_all_sequences_were_in_it(
     both: Callable[..., tuple[Engine, Engine]], monkeypatch: pytest.MonkeyPatch

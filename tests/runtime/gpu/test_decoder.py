@@ -56,7 +56,7 @@ def _cases() -> list[Any]:
     return found
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("architecture", "changes"), _cases())
 def test_logits_are_those_of_transformers(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
     model = make_model(architecture, **changes)
@@ -68,6 +68,7 @@ def test_logits_are_those_of_transformers(architecture: str, changes: dict[str, 
         assert (found - reference).abs().max() <= 1e-4 * max(1.0, reference.abs().max().item())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("architecture", "dtype"), [("qwen3_moe", torch.float16), ("mixtral", torch.bfloat16)])
 def test_plain_experts_are_computed_together(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """In two launches that do not wait to know which experts were chosen, so that steps can be captured."""
@@ -87,7 +88,7 @@ def test_plain_experts_are_computed_together(architecture: str, dtype: torch.dty
     assert (found - expected).norm() <= (5e-3 if dtype == torch.float16 else 3e-2) * expected.norm()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kept", [torch.float32, torch.int8, torch.float8_e4m3fn, torch.int4], ids=str)
 @pytest.mark.parametrize("without", [("storing",), ("rotation", "attention")], ids=" ".join)
 def test_the_cache_means_the_same_to_every_way_of_reading_it(
@@ -118,7 +119,7 @@ def test_rotating_keys_spreads_their_outliers() -> None:
     assert errors["rotated"] < 0.5 * errors["as they are"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [

@@ -223,6 +223,7 @@ def test_steps_are_timed_as_they_will_run(engine_of: Callable[..., Engine], monk
     assert_same(engine.generate(PROMPTS[:2], PARAMS[:2]), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("branches", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_draft_head_reads_what_the_models_steps_leave(
     engine_of: Callable[..., Engine],
@@ -247,6 +248,7 @@ def test_a_draft_head_reads_what_the_models_steps_leave(
     assert watched.largest_error(head, every=2) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [288, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_draft_heads_tokens_are_chosen_on_the_device(
     engine_of: Callable[..., Engine],

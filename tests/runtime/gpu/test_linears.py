@@ -42,7 +42,7 @@ def _is_weight_only(scheme: str) -> bool:
     return scheme.endswith("A16") and scheme not in ("W8A16", "W2A16")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("architecture", "scheme"),
     [
@@ -84,6 +84,7 @@ def test_a_checkpoint_computes_what_it_does_without_kernels(
         assert ("restored" in explanation) == (scheme not in REPORTED and "expert" not in role)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", REPORTED)
 def test_inputs_are_rounded_as_the_scheme_says(
     scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]

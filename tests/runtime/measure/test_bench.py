@@ -92,6 +92,7 @@ def test_no_engine_is_made_for_less_than_a_token_and_the_next(length: int) -> No
         engine(SMELT_6M, max_model_len=length)
 
 
+@pytest.mark.slow
 def test_the_command_prints_json_and_refuses_in_a_sentence(tmp_path: Path) -> None:
     command = ["bench", "builtin:smelt-6m", "--prompt", "8", "--output", "4"]
     # In a process of its own, for its standard output must be nothing but JSON, whatever libraries print.

@@ -120,6 +120,7 @@ def test_the_tables_of_an_engine_and_of_a_server_can_be_read_line_by_line() -> N
     assert [line.split(",")[0] for line in ours[1:3]] == theirs[1:3]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("missing", "notes"),
     [

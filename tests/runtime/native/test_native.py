@@ -243,6 +243,22 @@ def test_matrix_tiles_give_the_same_bits(
             assert torch.equal(found, linear(x))
 
 
+@pytest.mark.parametrize(("columns", "group"), [(256, 32), (384, 128), (256, 256)])
+def test_matrix_tiles_read_planes(compiled: ModuleType, columns: int, group: int) -> None:
+    """Both of them as one weight, and the upper one alone."""
+    for dtype in (torch.bfloat16, torch.float32):
+        matrix = _matrix(8, 75, columns, group, asymmetric=False, dtype=dtype)
+        planes = CodesLinear(compiled, matrix, _random(75, seed=1), exact=False, planes=True)
+        upper = planes.upper()
+        assert upper is not None
+        for linear in (planes, upper):
+            for rows in (3, 17, 70):
+                x = _random(rows, columns, seed=rows).bfloat16()
+                found = torch.empty(rows, 75, dtype=torch.bfloat16)
+                assert compiled.linear_tiles(linear.handle, x.data_ptr(), rows, found.data_ptr(), 2)
+                assert torch.equal(found, linear(x))
+
+
 def test_matrix_tiles_by_token(compiled: ModuleType) -> None:
     codes = torch.randint(-128, 128, (96, 1024), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
     linear = CodesLinear(
@@ -290,6 +306,7 @@ def test_what_a_trial_of_matrix_tiles_ends_with(
     assert [file.read_text() for file in tmp_path.iterdir()] == ([kept] if kept else [])
 
 
+@pytest.mark.slow
 def test_a_trial_of_matrix_tiles_runs(compiled: ModuleType) -> None:
     """The process itself, on whatever this processor is."""
     assert compiled.__file__ is not None
@@ -525,7 +542,7 @@ def test_without_the_instructions_it_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert "has no avx2, bmi2, f16c, fma:" in said[0]
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("architecture", "changes"), VARIANTS, ids=lambda v: v if isinstance(v, str) else "-".join(v) or "plain"
 )

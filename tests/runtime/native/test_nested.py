@@ -72,7 +72,7 @@ def checkpoint(request: pytest.FixtureRequest, tiny: Callable[..., Path], tmp_pa
     return run(Recipe.model_validate(recipe), progress=False).checkpoint
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "params",
     [

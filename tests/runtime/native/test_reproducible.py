@@ -70,6 +70,7 @@ def _seen(output: RequestOutput) -> Any:
     return [(c.token_ids, c.logprobs) for c in output.outputs], output.prompt_logprobs
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", CASES)
 def test_company_changes_nothing(name: str, checkpoint: Callable[[str, dict[str, Any]], Path]) -> None:
     architecture, quantize, options = CASES[name]

@@ -41,6 +41,7 @@ def around(
     return found[0]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("architecture", list(CONFIGS))
 def test_logits_are_those_of_transformers(tiny: Callable[..., Path], architecture: str) -> None:
     path = tiny(architecture)
@@ -51,6 +52,7 @@ def test_logits_are_those_of_transformers(tiny: Callable[..., Path], architectur
         torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("scheme", ["W4A16", "W8A8", "NVFP4A16"])
 @pytest.mark.parametrize(("tp", "cp"), [(1, 4), (2, 2)])
 def test_formats_on_rings_of_ranks(tiny: Callable[..., Path], scheme: str, tp: int, cp: int) -> None:

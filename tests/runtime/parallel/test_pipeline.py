@@ -42,6 +42,7 @@ def piped(
     return on_ranks(tp * pp, work)[0]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("architecture", list(CONFIGS))
 def test_logits_are_those_of_transformers(tiny: Callable[..., Path], architecture: str) -> None:
     path = tiny(architecture)
@@ -112,7 +113,7 @@ def test_stages_do_not_wait_for_each_other_for_ever_where_sends_are_in_order(cou
     assert torch.equal(found[0], torch.full((4 * wants, 3), 7.0 + count))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("tp", "pp"), [(1, 3), (2, 2)])
 @pytest.mark.parametrize(
     "architecture",

@@ -182,6 +182,7 @@ def test_a_rank_that_dies_stops_all_with_one_sentence() -> None:
     running.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_it_connects_is_named() -> None:
     """torch itself would wait for it for as long as for a step, and hear no interrupt."""
     before = set(children(os.getpid()))
@@ -192,6 +193,7 @@ def test_a_rank_that_dies_while_it_connects_is_named() -> None:
     assert set(children(os.getpid())) <= before
 
 
+@pytest.mark.slow
 def test_closing_ends_its_processes() -> None:
     before = set(children(os.getpid()))
     running = engine(SMELT_6M, tp=2)
@@ -285,6 +287,7 @@ def test_killed_under_load(which: str) -> None:
         assert again.status_code == 500
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_answer_ends_the_others() -> None:
     """One that is stopped is there, so that no connection says that it is gone."""
     before = set(children(os.getpid()))

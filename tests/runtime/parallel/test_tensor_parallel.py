@@ -47,6 +47,7 @@ def alone(path: Path, operators: Operators | None = None) -> list[Tensor]:
     return logits_in_pieces(path, PROMPTS, STEPS, operators)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("architecture", list(CONFIGS))
 def test_logits_are_those_of_transformers(tiny: Callable[..., Path], architecture: str) -> None:
     path = tiny(architecture)
@@ -77,7 +78,7 @@ def test_heads_that_cannot_be_divided_are_refused(tiny: Callable[..., Path]) -> 
         divided(path, 2)
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 # Some of them have groups as long as all inputs of a rank, or longer.
 @pytest.mark.parametrize(
     ("scheme", "group"),
@@ -170,7 +171,7 @@ def test_the_cpus_kernels_compute_parts(tiny: Callable[..., Path], scheme: str |
         assert (parts - true).norm() < 1.1 * (whole - true).norm()
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("scheme", [None, "W4A16", "NVFP4A16"])
 @pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])

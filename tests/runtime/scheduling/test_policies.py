@@ -158,6 +158,7 @@ def test_nobody_starts_past_one_that_has_just_lost_its_blocks(policy: str) -> No
     assert second.request.preemptions == 1
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("predicts", [False, True])
 def test_all_end_in_a_cache_that_is_too_small_for_them_together(policy: str, predicts: bool) -> None:

@@ -145,6 +145,7 @@ def test_the_engines_own_queue_is_a_limit_too() -> None:
         assert statuses.count(429) >= 4
 
 
+@pytest.mark.slow
 def test_a_draining_server_finishes_what_runs(engine: Engine) -> None:
     with serving([served(engine)]) as found:
         answers: list[httpx2.Response] = []

@@ -239,6 +239,7 @@ def test_an_endpoint_is_a_url() -> None:
         ServerConfig(otlp_endpoint="localhost:4317")
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_for_servers_without_it() -> None:
     code = "import sys, smelt.runtime.serve.app as _; sys.exit('opentelemetry.sdk' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

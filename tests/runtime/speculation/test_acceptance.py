@@ -82,6 +82,7 @@ def test_odds_are_those_of_the_drafters_second_choice(
     assert compared > 80
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "first layers", "head"])
 @pytest.mark.parametrize(
     "params", [GREEDY, SamplingParams(max_tokens=24, seed=7, ignore_eos=True)], ids=["greedy", "sampled"]
@@ -170,6 +171,7 @@ def test_branches_leave_where_the_second_choice_is_worth_its_row() -> None:
     assert by_row[0].branching([]) == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "head"])
 @pytest.mark.parametrize(
     "params", [GREEDY, SamplingParams(max_tokens=24, seed=7, ignore_eos=True)], ids=["greedy", "sampled"]

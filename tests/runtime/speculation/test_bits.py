@@ -29,7 +29,7 @@ def quantized(model: Path, output: Path) -> Path:
     return run(Recipe.model_validate(recipe), progress=False).checkpoint
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("drafter", ["lookup", "w4"])
 @pytest.mark.parametrize("verifier", ["bfloat16", "w4 reproducible"])
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"seed": 3}], ids=str)

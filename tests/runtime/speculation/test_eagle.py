@@ -46,6 +46,7 @@ def tokens(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PR
     return [output.outputs[0].token_ids for output in engine.generate(prompts, params)]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "options",
     [
@@ -117,6 +118,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_features_follow_their_tokens(
     made: Callable[..., tuple[Path, ReferenceHead, Path]], options: dict[str, Any]

@@ -63,7 +63,7 @@ def tokens(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PR
     return [[each.token_ids for each in output.outputs] for output in engine.generate(prompts, params)]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup", "first layers"])
 @pytest.mark.parametrize("draft_tokens", [1, 4, "auto"])
 def test_greedy_tokens_are_transformers_own(drafters: dict[str, str], drafter: str, draft_tokens: int | str) -> None:
@@ -130,7 +130,7 @@ def test_a_load_without_drafts_is_computed_as_without_a_drafter(drafters: dict[s
     assert sum(engine.drafting.total.drafted) > sum(drafted)  # type: ignore[union-attr]
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "lookup", "first layers", "head"])
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: str, case: str) -> None:
@@ -152,7 +152,7 @@ def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: s
         assert sum(output.draft_tokens for output in drafted) > 0
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "lookup"])
 @pytest.mark.parametrize(
     "options",
@@ -233,7 +233,7 @@ def test_constraints_are_followed(drafters: dict[str, str], drafter: str) -> Non
         assert engine.drafting.total.acceptance == 1
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params", [{}, {"temperature": 1.5, "top_p": 0.8}, {"presence_penalty": 1.0, "top_k": 12}], ids=str
 )
@@ -324,7 +324,7 @@ def test_a_drafter_with_a_shorter_context_stops_there(tiny: Callable[..., Path],
     assert engine.drafting.total.verified > 0
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("drafter_is_larger", [True, False])
 @pytest.mark.parametrize("branches", [0, 2])
 @pytest.mark.parametrize("case", ["greedy", "sampled", "greedy with penalties"])

@@ -167,6 +167,7 @@ def test_it_comes_close_to_the_best_fixed_number(sequences: int, accepted: float
     assert found > 0.95 * max(1.0, *(fixed(length) for length in range(1, 9)))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("sequences", [1, 8, 32])
 @pytest.mark.parametrize("accepted", [0.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("verifying", [memory_bound, compute_bound])
@@ -217,6 +218,7 @@ def test_drafts_end_where_the_drafter_is_not_sure(sequences: int, gain: float) -
     assert found > 0.97 * stopping
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sequences", [1, 4])
 def test_what_says_nothing_is_no_loss(sequences: int) -> None:
     fixed = max(best_gain(no_matter, least=0, most=most, sequences=sequences) for most in range(1, 9))
@@ -241,6 +243,7 @@ def test_drafts_of_a_drafter_with_odds_are_no_loss_where_rows_are_dear(
     assert World(compute_bound, a_quarter, 0.0, odds=odds).gain(sequences, 600) > 0.97
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("accepted", [0.0, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("caught", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("sequences", [1, 8])
@@ -384,7 +387,7 @@ def test_it_does_not_read_long_texts_for_answers_that_might_have_been_long() -> 
     assert Requests(0.0004).answer(100, prompt=4000, length=20, most=4096, accepted=0.8)[0] > 0.97
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [5, 200, 4000])
 def test_a_drafter_that_was_of_no_use_is_tried_again(prompt: int) -> None:
     """Also if it has to read a text for that."""

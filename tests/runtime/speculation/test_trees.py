@@ -111,7 +111,7 @@ def test_each_token_attends_to_its_own_path(block_size: int) -> None:
             assert place == first // block_size == (first + len(branch.tokens) - 1) // block_size
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "lookup", "first layers"])
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: str, case: str) -> None:  # noqa: F811
@@ -130,7 +130,7 @@ def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: s
         assert engine.drafting.total.on_branch > 0
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drafter", ["near", "shallow", "lookup"])
 @pytest.mark.parametrize(
     "options",

@@ -143,6 +143,7 @@ def test_a_gpu_attends_to_the_same_numbers(name: str, tiny: Callable[..., Path],
     assert (found - expected).norm() <= (2e-2 if "token" in name else 2e-3) * expected.norm()
 
 
+@pytest.mark.slow
 def test_four_bits_generate_the_same_however_the_cache_is_cut(tmp_path: Path) -> None:
     """Blocks of another size add up in another order, which may decide no code."""
     path = _checkpoint(SMELT_6M, SCHEMES["int4 by token"][0], tmp_path / "rounded", torch.float32)
@@ -166,6 +167,7 @@ def test_four_bits_generate_the_same_however_the_cache_is_cut(tmp_path: Path) ->
     assert found == [expected, expected]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kv_cache", "numbers"), [("fp8", "fp8"), ({"dtype": "int8", "scales": "head"}, "int8")])
 def test_a_checkpoint_of_smelt_generates_what_transformers_generates(
     kv_cache: Any,

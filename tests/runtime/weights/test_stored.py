@@ -35,7 +35,7 @@ GENERATOR = torch.Generator().manual_seed(11)
 STATIC = [("W8A8", "static"), ("W8A8", "static_asymmetric"), ("W4A8", "static"), ("W4AFP8", "static")]
 
 
-@pytest.mark.few(16)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("architecture", "scheme", "inputs"),
     [
@@ -97,6 +97,7 @@ def test_linears_of_the_same_inputs_that_round_them_differently(
             engine(made)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", ["W8A8", "W4A8"])
 def test_a_trained_model_with_fixed_scales_on_the_cpu_kernels(scheme: str, recipe: Callable[..., Recipe]) -> None:
     """In bfloat16, a prompt and then single tokens; a trained model does not magnify what roundings differ in."""

@@ -157,6 +157,7 @@ def test_another_servers_speed_is_its_own(remote: RemoteModel, engine: Engine, t
     assert found[0] == found[2]
 
 
+@pytest.mark.slow
 def test_a_server_is_a_model_of_the_report(measured: Path, server: Serving) -> None:
     report = load(measured)
     assert report.status == "complete"

@@ -132,6 +132,7 @@ def _module(folder: Path, helper: str) -> None:
 SOME = "float('nan') if doc['right'] else 1.0"
 
 
+@pytest.mark.slow
 def test_what_identifies_a_task_has_its_code_and_what_that_calls(tmp_path: Path) -> None:
     """The same in another process, where functions have other addresses, and another after an edit of a helper."""
     more = "process_docs: !function code.prepare\nprocess_results: !function code.score\n"

@@ -38,6 +38,7 @@ def test_nibbles_become_halves_in_their_order() -> None:
         assert torch.equal(got, ((words >> 4 * i & 15) - 8).double())
 
 
+@pytest.mark.few(1)
 @interpreted
 @pytest.mark.parametrize(("kind", "cap"), [("int8", None), ("float8", 5.0), ("int4", None)])
 def test_scales_of_values_may_be_far_apart(kind: str, cap: float | None) -> None:
@@ -64,6 +65,7 @@ def test_scales_of_values_may_be_far_apart(kind: str, cap: float | None) -> None
             assert ((got - want).norm(dim=-1) <= 2e-3 * want.norm(dim=-1)).all()
 
 
+@pytest.mark.few(1)
 @interpreted
 @pytest.mark.parametrize(("positions", "parts"), [(512, 8), (100, 7), (2048, 16)])
 def test_a_short_context_is_cut_too(positions: int, parts: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from ..tools.test_check import ENVIRONMENT
 
 ABSENT = """
@@ -45,6 +47,7 @@ replace(case, tile=replace(case.tile, stages=4)).launch(TARGETS["sm_90"]).warm()
 """
 
 
+@pytest.mark.slow
 def test_like_launches_are_compiled_once_and_found_later() -> None:
     """The second needs no compilation of its own, the third has a width that is no power of two, the last is another."""
     done = subprocess.run([sys.executable, "-c", ABSENT], env=ENVIRONMENT, capture_output=True, text=True, check=False)

@@ -23,7 +23,7 @@ DRAW = torch.Generator().manual_seed(0)
 F = torch.float16
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("case", "bits"),
     [

@@ -35,6 +35,7 @@ def test_no_case_leaves_a_python_error_for_a_gpu_to_find(options: list[str]) -> 
     assert set(found["launched"]) - {"merge"} == FUNCTIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], pytest.param(["--all"], marks=pytest.mark.slow)], ids=["one", "all"])
 def test_no_engine_leaves_a_python_error_for_a_gpu_to_find(options: list[str]) -> None:
     found = rehearsed("steps", *options)

@@ -317,6 +317,7 @@ for kernel in KERNELS:
 """
 
 
+@pytest.mark.slow
 def test_triton_takes_what_is_compiled_ahead() -> None:
     """As far as that goes without a driver: every argument can be specialized."""
     done = subprocess.run(

@@ -87,6 +87,7 @@ def _pieces(data: st.DataObject, text: str) -> list[str]:
     return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("thinks", [False, True])
 @pytest.mark.parametrize("name", MAKE)
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -122,6 +123,7 @@ def test_scraps_of_the_format_are_read_alike_however_they_are_cut(name: str, thi
         assert "".join(part.text for part in whole if isinstance(part, Content)) == (text if text.strip() else "")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "form"), FORMATS)
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(

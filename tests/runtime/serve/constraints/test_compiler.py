@@ -41,6 +41,7 @@ def compiler(engine: Engine) -> Compiler:
     return Compiler(engine.tokenizer, engine.model.spec.vocabulary, engine.ends)
 
 
+@pytest.mark.slow
 def test_each_sample_follows_beside_others_that_are_free(compiler: Compiler) -> None:
     """In a cache so small that requests lose their blocks and are computed again."""
     engine = small_engine(SMELT_6M, max_model_len=128, kv_cache_memory_bytes=2_000_000)

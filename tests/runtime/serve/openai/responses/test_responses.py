@@ -233,6 +233,7 @@ def test_fields_come_back(client: openai.OpenAI) -> None:
     assert (found.background, found.truncation, found.previous_response_id) == (False, "disabled", None)
 
 
+@pytest.mark.slow
 def test_json_follows_its_schema(client: openai.OpenAI) -> None:
     class City(BaseModel):
         name: str = Field(max_length=10)
