@@ -70,7 +70,6 @@ def measured(interrupted: tuple[ReportData, Path], w4: Path) -> tuple[ReportData
     return evaluate([w4], baseline="builtin:smelt-6m", settings=ALL, output=output), output
 
 
-@pytest.mark.slow
 def test_perplexity_and_bits_per_byte_are_transformers(measured: tuple[ReportData, Path], w4: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
     for model, path in zip(measured[0].models, (SMELT_6M, w4), strict=True):

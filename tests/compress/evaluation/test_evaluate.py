@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ...tiny import SMELT_6M
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", ["W4A16", "W8A16", "W8A8", "FP8_DYNAMIC"])
 @pytest.mark.parametrize("fits", [True, False])
 def test_perplexity_kl_and_agreement_are_transformers(

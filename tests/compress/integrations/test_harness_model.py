@@ -112,7 +112,7 @@ def test_builtin_tasks_score_as_with_transformers(
     _assert_same_evaluation(ours, theirs, task, tasks, limit)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("task", "limit"),
     [

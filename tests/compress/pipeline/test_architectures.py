@@ -84,6 +84,7 @@ def test_experts_are_quantized(
     assert all((layers[name].error or 1) < (0.8 if scheme in ("W2A16", "W3A16") else 0.2) for name in experts)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scheme", ["W8A8", "NVFP4", "FP8_BLOCK"])
 def test_transformers_does_not_read_these_experts_without_the_plug_in(
     scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]

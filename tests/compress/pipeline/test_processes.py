@@ -186,6 +186,7 @@ def test_two_processes_leave_the_bytes_that_one_leaves(both: Both) -> None:
         assert not list(two.rglob("activations-*"))
 
 
+@pytest.mark.slow
 def test_an_error_ends_all_processes_with_one_sentence(both: Both) -> None:
     assert both.status != 0
     (sentence,) = _said(both.errors)

@@ -37,7 +37,7 @@ def test_fp4_of_a_model_that_would_not_compute_is_refused(
         run(recipe(tiny("llama", dtype), scheme=scheme))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("scheme", "dtype"), PAIRS)
 def test_checkpoint_loads_in_transformers_and_is_close(
     scheme: str, dtype: torch.dtype, tiny: Callable[..., Path], recipe: Callable[..., Recipe]

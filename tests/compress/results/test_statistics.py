@@ -106,6 +106,7 @@ def test_resampling_finds_the_spread_of_a_ratio() -> None:
     assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(variance), rel=0.1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("gained", "lost", "count"), [(0, 5, 200), (7, 17, 400), (0, 0, 200), (3, 0, 3), (30, 10, 100)]
 )

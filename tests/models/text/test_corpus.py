@@ -105,6 +105,7 @@ def test_every_kind_of_source_gives_a_checkpoint(
     assert data["sha256"] == plain.fingerprint
 
 
+@pytest.mark.slow
 def test_self_written_text(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     top = {"calibrate": {"source": "self", "samples": 6, "length": 24}, "evaluate": False}
     results = []

@@ -41,6 +41,7 @@ def _chosen(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / "smelt.json").read_text())["steps"][0]["chosen"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("architecture", "rotated"), [("llama", False), ("qwen3", True), ("mixtral", False)])
 def test_parameters_are_those_of_transformers_models(
     architecture: str, rotated: bool, tiny: Callable[..., Path]

@@ -77,6 +77,7 @@ def test_llama_3_8b_reads_what_is_published(tmp_path: Path) -> None:
     assert read["bf16"].weight_bytes / 2 == pytest.approx(8.03e9, rel=0.001)
 
 
+@pytest.mark.slow
 def test_a_token_reads_the_experts_that_it_chooses(tmp_path: Path) -> None:
     """Qwen3-30B-A3B: 30.5 billion parameters, of which 3.3 are active."""
     size = model_size(

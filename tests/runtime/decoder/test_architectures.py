@@ -159,6 +159,7 @@ def test_a_checkpoint_saved_without_its_head_is_read(architecture: str, tmp_path
     assert engine.generate(prompt.tolist(), greedy)[0].outputs[0].token_ids == expected[0, 4:].tolist()
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize(
     ("architecture", "changes"), VARIANTS, ids=lambda v: v if isinstance(v, str) else "-".join(v) or "plain"
 )

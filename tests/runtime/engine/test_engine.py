@@ -55,7 +55,7 @@ def test_checkpoints_are_found_as_commands_find_them(small: tuple[PreTrainedMode
         Engine(tmp_path / "nowhere")
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_greedy_tokens_are_those_of_generate(architecture: str, tmp_path: Path) -> None:
     """Ragged prompts, some longer than a step, in a cache so small that some are preempted."""
@@ -79,7 +79,7 @@ def test_stories_are_as_expected(shared: Path) -> None:
     assert text.strip() == (path / "expected_greedy_200.txt").read_text().strip()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"enable_prefix_caching": False}, pytest.param({"policy": "static"}, marks=pytest.mark.slow)],

@@ -196,6 +196,7 @@ def test_int8_by_token_is_multiplied_as_int8() -> None:
         assert (linear(x).float() - expected).norm() <= 2e-3 * expected.norm()
 
 
+@pytest.mark.slow
 def test_a_quantized_head_is_a_linear_like_others(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
     path = tiny("llama", torch.bfloat16, **SIZE)
     made = run(recipe(path, {"evaluate": False}, ignore=[], rounding="nearest"), progress=False)

@@ -57,6 +57,7 @@ def watched(checkpoint: str, drafter: str, drafting: WatchedDrafts, params: Samp
     return [output.outputs[0].token_ids for output in engine.generate(PROMPTS, params)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drafter", ["itself", "shallow"])  # the second one has keys and values of its own
 @pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, logit_bias={3: 1.0})], ids=["greedy", "greedy with a bias"])
 def test_odds_are_those_of_the_drafters_second_choice(

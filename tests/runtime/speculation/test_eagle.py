@@ -146,6 +146,7 @@ def test_features_follow_their_tokens(
         assert total.on_branch > 0
 
 
+@pytest.mark.slow
 def test_blocks_that_return_from_host_memory_have_their_features(
     made: Callable[..., tuple[Path, ReferenceHead, Path]],
 ) -> None:
@@ -308,6 +309,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_heads_are_refused(made: Callable[..., tuple[Path, ReferenceHead, Path]], damage: str) -> None:
     model, _, directory = made()
@@ -319,6 +321,7 @@ def test_damaged_heads_are_refused(made: Callable[..., tuple[Path, ReferenceHead
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_what_a_head_cannot_be_beside(made: Callable[..., tuple[Path, ReferenceHead, Path]]) -> None:
     model, _, directory = made()
     with pytest.raises(SmeltError, match="leave compile out"):

@@ -72,6 +72,7 @@ def test_a_checkpoint_of_smelt_computes_what_transformers_computes(
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_linears_of_the_same_inputs_that_round_them_differently(
     tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:

@@ -9,6 +9,7 @@ import torch
 from smelt.system.hardware.pages import in_large_pages, joined_in_large_pages, zeros_in_large_pages
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("count", [0, 7, (1 << 20) + 3, 5 << 20])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
 def test_a_copy_is_equal_and_its_own(count: int, dtype: torch.dtype) -> None:

@@ -185,6 +185,7 @@ def test_a_server_is_a_model_of_the_report(measured: Path, server: Serving) -> N
     assert theirs.scheme in report.summary()
 
 
+@pytest.mark.slow
 def test_its_speed_is_measured_in_turns(measured: Path) -> None:
     report = load(measured)
     for model in report.models:
@@ -203,6 +204,7 @@ def test_its_speed_is_measured_in_turns(measured: Path) -> None:
     assert any("speeds of servers include HTTP" in sentence for sentence in report.warnings)
 
 
+@pytest.mark.slow
 def test_the_text_and_the_tasks_are_scored_as_on_the_engine(measured: Path, engine: Engine, goes_on: str) -> None:
     theirs = load(measured).models[1]
     scores = engine.score([(window[:1], window[1:]) for window in _windows(6, 96)])

@@ -200,6 +200,7 @@ def chi_square(tokens: Tensor, shares: Tensor) -> tuple[float, int]:
     return float(((observed - wanted)[there] ** 2 / wanted[there]).sum()), int(there.sum()) - 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "params",
     [
@@ -293,6 +294,7 @@ def adversarial_rows() -> dict[str, Tensor]:
     return rows
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in adversarial_rows().items()])
 def test_exactly_what_top_k_and_top_p_ask_for_stays(row: Tensor) -> None:

@@ -77,6 +77,7 @@ def test_after_a_token_the_rest_follows(compiler: Compiler, engine: Engine) -> N
     assert engine.generate([[5, 6]], free)[0].outputs[0].token_ids == unconstrained.outputs[0].token_ids
 
 
+@pytest.mark.slow
 def test_a_grammar_that_becomes_too_complex_ends_its_own_request(compiler: Compiler, engine: Engine) -> None:
     wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}}
     params = SamplingParams(temperature=0, max_tokens=30, constraint=compiler.compile(json_text(wide)))
