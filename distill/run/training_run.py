@@ -84,7 +84,7 @@ def train(
         place: where it runs.
 
     Raises:
-        SmeltError: the text is too short, or training cannot continue.
+        SmeltError: training cannot continue.
     """
     with sharded(place.processes) as spread:
         return _train(settings, student, trained, teacher, tokenizer, place, spread)
@@ -110,10 +110,6 @@ def _train(
     stage = ShardedModule(student.module, *(module for module, _ in matched.values()))
     trained = spread.over(stage, student.in_order, trained)
     kept = windows.read(windows.held_out())
-    if settings.keep == "best" and not len(kept):
-        raise SmeltError(
-            "keep: best needs held-out text, and this one is too short for any; use more text, or remove it"
-        )
     learner = Distilling(
         student.split,
         _teacher(settings, reading, cached, place.device, spread),

@@ -19,7 +19,7 @@ from ...system.storage.files import append_array, disk_error, flush_to_disk
 from ..training.batches import TrainingBatch
 from .examples import example_pieces
 
-# At most one window in this many is held out.
+# At most one window in this many is held out, but one of a few.
 _KEPT_SHARE, _MOST_KEPT = 20, 16
 
 
@@ -30,7 +30,7 @@ class WindowsFile:
         path: the file: int32, ``[windows, length]``.
         length: tokens per window.
         begin: tokens that every window starts with; they are not in the file.
-        kept: how many windows are held out; None for a twentieth, and at most 16.
+        kept: how many windows are held out; None for a twentieth, at least one and at most 16.
     """
 
     def __init__(self, path: Path, length: int, begin: list[int], kept: int | None = None) -> None:
@@ -42,7 +42,8 @@ class WindowsFile:
         learned = learned_beside(path)
         self._learned = np.memmap(learned, dtype=np.uint8, mode="r").reshape(-1, own) if learned.exists() else None
         # The last windows are held out, so that a longer text would have the same training windows first.
-        self.kept = min(_MOST_KEPT, len(self._all) // _KEPT_SHARE) if kept is None else kept
+        few = min(1, len(self._all) - 1)
+        self.kept = min(_MOST_KEPT, max(few, len(self._all) // _KEPT_SHARE)) if kept is None else kept
         self.count = len(self._all) - self.kept
 
     def read(self, numbers: Tensor) -> Tensor:
@@ -155,7 +156,7 @@ def training_windows(
 def shortage(source: TextSource, tokenizer: PreTrainedTokenizerBase, length: int, batch: int) -> str | None:
     """Why a source has not even one batch of windows, reading no more of it than that."""
     own = length - len(beginning(tokenizer))
-    needed, found = -(-batch * own * (_KEPT_SHARE + 1) // _KEPT_SHARE), 0
+    needed, found = own * (batch + max(1, -(-batch // _KEPT_SHARE))), 0
     for ids, _ in _cut(source, tokenizer, own, begins=own < length):
         found += len(ids)
         if found >= needed:

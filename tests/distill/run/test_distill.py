@@ -76,6 +76,11 @@ def _training(out: Path, step: int = 0) -> dict[str, Any]:
     return json.loads((out / "checkpoint" / "smelt.json").read_text())["steps"][step]["training"]
 
 
+def _losses(out: Path, step: int = 0) -> list[float]:
+    """Of the steps of training; what was measured before them has none."""
+    return [point["loss"] for point in _training(out, step)["curve"] if point["step"]]
+
+
 def _problems(recipe: Recipe) -> str:
     return "\n".join(str(problem) for problem in Plan.make(recipe).problems)
 
@@ -129,7 +134,7 @@ def test_every_way_of_training_lowers_its_loss(
         tiny(dtype=changes.pop("dtype", torch.float32)), pruned, data=few_words, tokens=30 * 4 * 32, **changes
     )
     run(recipe, progress=False)
-    losses = [point["loss"] for point in _training(Path(recipe.output), 1)["curve"]]
+    losses = _losses(Path(recipe.output), 1)
     assert losses[-1] < 0.7 * losses[0]
 
 
@@ -146,7 +151,7 @@ def test_architectures_learn(architecture: str, distilled: Make, tiny: Callable[
     pruned = {"prune": {"structure": "blocks", "count": 1}}
     recipe = distilled(tiny(architecture), pruned, data=few_words, tokens=30 * 4 * 32, hidden=0.5)
     result = run(recipe, progress=False)
-    losses = [point["loss"] for point in _training(Path(recipe.output), 1)["curve"]]
+    losses = _losses(Path(recipe.output), 1)
     assert losses[-1] < 0.7 * losses[0]
     AutoModelForCausalLM.from_pretrained(result.checkpoint)
 
@@ -182,7 +187,7 @@ def test_a_teacher_can_be_another_model_with_the_same_tokens(
 ) -> None:
     recipe = distilled(tiny(), teacher=str(SMELT_6M), hidden=1.0, data=few_words, tokens=30 * 4 * 32)
     run(recipe, progress=False)  # of another width: the projection is learned
-    losses = [point["loss"] for point in _training(Path(recipe.output))["curve"]]
+    losses = _losses(Path(recipe.output))
     assert losses[-1] < 0.7 * losses[0]
     names = load_file(Path(recipe.output) / "checkpoint" / "model.safetensors").keys()
     assert not [name for name in names if "projection" in name]
@@ -347,10 +352,8 @@ def test_the_best_weights_are_kept(distilled: Make, tiny: Callable[..., Path], f
     """Those from before, if training only made them worse."""
     pruned = {"prune": {"structure": "blocks", "count": 1}}
     settings = {"learning_rate": 0.5, "tokens": 12 * 4 * 32, "keep": "best"}
-    with pytest.raises(SmeltError, match="too short"):
-        run(distilled(tiny(), pruned, data=few_words, **settings), progress=False)
-    recipe = distilled(tiny(), pruned, **settings)
-    result = run(recipe, fresh=True, progress=False)
+    recipe = distilled(tiny(), pruned, data=few_words, **settings)  # of a few windows one is held out, too
+    result = run(recipe, progress=False)
     done = json.loads((result.checkpoint / "smelt.json").read_text())["steps"][1]["done"]
     assert len(done) == 1
     assert "the weights after step 0 are kept, which were the best" in done[0]
@@ -452,7 +455,7 @@ def test_vocabularies_may_be_padded_differently(
     teacher, student = tiny(vocab_size=rows), tiny(vocab_size=4128)
     recipe = distilled(student, teacher=str(teacher), stored=stored, data=few_words, tokens=30 * 4 * 32)
     run(recipe, progress=False)
-    losses = [point["loss"] for point in _training(Path(recipe.output))["curve"]]
+    losses = _losses(Path(recipe.output))
     assert losses[-1] < 0.7 * losses[0]
 
 
@@ -533,7 +536,7 @@ def test_a_teacher_of_fewer_blocks_and_a_short_context(
     teacher = tiny("opt", num_hidden_layers=2, max_position_embeddings=32)
     recipe = distilled(tiny(), teacher=str(teacher), hidden=1.0, data=few_words, tokens=30 * 4 * 32)
     run(recipe, progress=False)
-    losses = [point["loss"] for point in _training(Path(recipe.output))["curve"]]
+    losses = _losses(Path(recipe.output))
     assert losses[-1] < 0.8 * losses[0]
     longer = distilled(tiny(), teacher=str(teacher), length=64)
     assert "64 tokens exceed the teacher's context length of 32" in _problems(longer)

@@ -89,20 +89,22 @@ def test_what_is_saved_computes_what_was_trained(
     result = run(trained(tiny(architecture), train, **quantize), progress=False)
     (wanted,) = logits
     # An input or a key that lies between two codes may become either, as the processor adds up, and all that follows differs.
-    least = 0.99 if quantize["scheme"].endswith(("A16", "ASYM")) and "kv_cache" not in quantize else 0.5
+    least = 0.99 if quantize["scheme"].endswith(("A16", "ASYM")) and "kv_cache" not in quantize else 0.3
     ours = RuntimeReader(result.checkpoint, tmp_path, EngineConfig())
     store = ours.final_hidden(TOKENS, Progress(False), "")
     served = ours.head()(store.read(slice(None)))
-    assert _agreeing(served.view_as(wanted), wanted) > least
+    _assert_agree(served.view_as(wanted), wanted, least)
     if "kv_cache" not in quantize:  # transformers does not round its cache
         with torch.no_grad():
             theirs = from_transformers(result.checkpoint)(input_ids=TOKENS).logits
-        assert _agreeing(theirs, wanted) > least
+        _assert_agree(theirs, wanted, least)
 
 
-def _agreeing(found: Tensor, wanted: Tensor) -> float:
-    """The share of positions whose logits are the same to float rounding."""
-    return float(((found - wanted).norm(dim=-1) < 1e-3 * wanted.norm(dim=-1)).float().mean())
+def _assert_agree(found: Tensor, wanted: Tensor, least: float) -> None:
+    """Of that share of positions logits are the same to float rounding, and nowhere are they far apart."""
+    apart = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+    assert float((apart < 1e-3).float().mean()) > least
+    assert float(apart.max()) < 0.05
 
 
 @pytest.mark.slow
