@@ -16,7 +16,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 
-# All of them take more than an hour on two cores. `make test-slow MINUTES=20` begins none after 20 minutes, and with others each day.
+# All of them take about an hour on two cores (an estimate). `make test-slow MINUTES=20` begins none after 20 minutes, and with others each day.
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PARALLEL) \
 		$(if $(MINUTES),-p tests.rotation --minutes=$(MINUTES) --rotate=$(shell expr $$(date +%s) / 86400))
