@@ -34,15 +34,15 @@ constexpr auto kHint = _MM_HINT_T1;
 constexpr int64_t kAhead = 1024;
 constexpr bool kAllAsk = true;
 constexpr int64_t kPiece = 8192;
-#else
+#elif defined(SMELT_AVX512)
 constexpr auto kHint = _MM_HINT_T0;
 constexpr int64_t kAhead = 512;
 constexpr bool kAllAsk = false;
-#if defined(SMELT_AVX512)
 constexpr int64_t kPiece = 2048;
 #else
+constexpr auto kHint = _MM_HINT_T0;
+constexpr int64_t kAhead = 512;
 constexpr int64_t kPiece = 512;  // of float32
-#endif
 #endif
 
 constexpr int64_t kCached = 4 << 20;  // bytes of a weight that may still be in a cache from the last step
