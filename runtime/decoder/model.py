@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -27,8 +27,9 @@ from .loader import DecoderLoader
 from .parallel.context_parallel import ContextBatch
 from .parallel.pipeline import Result, pieces_of, pipelined
 from .parallel.sharded import DividedTable
+from .parallel.staged_states import StagedStates
 from .parts.batch import Batch, Run
-from .parts.draft_inputs import AuxStates
+from .parts.draft_inputs import AuxStates, StatesSink
 from .parts.kv_cache import KeysValues
 from .parts.operators import Operators, Rotation, Rowwise, Stack
 from .parts.rope import Rotations
@@ -124,6 +125,7 @@ class Model:
         # In the model's dtype, as in transformers.
         self._embedding_scale = None if scale is None else torch.tensor(scale, device=self.device).to(dtype)
         self.aux: AuxStates | None = None
+        self._staged: StagedStates | None = None
         self._adapters: Adapters | None = None
         self._shares: set[str] = set()  # tables that are another model's
 
@@ -179,7 +181,23 @@ class Model:
     def _pipelined(self, stages: ConnectedStages, batch: Batch, store: KeysValues, result: Result) -> Tensor:
         # Of offloaded layers all would be brought for each piece.
         pieces = [batch.runs] if self.offloads else pieces_of(batch, stages.count)
-        return pipelined(self, stages, pieces, batch.block_size, store, self.spec.hidden, result)
+        aux = self._staged if self._staged is not None and self._staged.belongs(store) else None
+        return pipelined(self, stages, pieces, batch.block_size, store, self.spec.hidden, result, aux)
+
+    def leave_states(self, after: Sequence[int], store: KeysValues, sink: StatesSink, *, waits: bool = False) -> None:
+        """Let steps leave hidden states between layers, which a draft head reads; with ``pp`` and ``cp`` all ranks call it.
+
+        Args:
+            after: after how many layers, each.
+            store: the keys and values of these steps; those with others leave none.
+            sink: gets a step's states, all of them on the first rank.
+            waits: whether it synchronizes with the device.
+        """
+        if isinstance(self.stages, ConnectedStages):
+            self._staged = StagedStates(after, len(self.spec.layers), self.stages, store, sink, waits=waits)
+            self.aux = self._staged.own
+        else:
+            self.aux = AuxStates(after, store, sink, waits=waits)
 
     def logits(self, hidden: Tensor, batch: Batch) -> Tensor:
         """The logits that a step wants of its last layer's outputs."""
@@ -228,7 +246,10 @@ class Model:
             else:
                 hidden = self._run(hidden, rotations, store, batch)
         if aux is not None:
-            aux.finish(len(self.layers), hidden, batch.slots, batch.also)
+            states = aux.taken(len(self.layers), hidden)
+            if isinstance(batch, ContextBatch):
+                states, batch = batch.all_tokens(states), batch.undivided
+            aux.give(states, batch.slots, batch.also)
         return hidden
 
     def adapters(self) -> Adapters:
@@ -365,7 +386,7 @@ class Model:
         if isinstance(mine, TokenTable) and isinstance(its, TokenTable) and mine.equals(its):
             self._embedding = its
             self._shares.add("embedding")
-        if self._head is not None and other._head is not None and self.spec.hidden == other.spec.hidden:
+        if self._head is not None and other._head is not None and self.width == other.width:
             probe = torch.randn(2, self.width, generator=torch.Generator().manual_seed(0)).to(self.device, self.dtype)
             a, b = self._head.linear, other._head.linear
             with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():

@@ -46,7 +46,11 @@ class Stages:
         """
         if total < self.count:
             raise RuntimeProblem(f"{total} layers cannot be divided between {self.count} stages; use a lower pp")
-        return range(total * self.index // self.count, total * (self.index + 1) // self.count)
+        return self.layers_of(self.index, total)
+
+    def layers_of(self, index: int, total: int) -> range:
+        """A stage's layers, of so many."""
+        return range(total * index // self.count, total * (index + 1) // self.count)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Hidden states from the stage before; from the last one, the first gets the result: logits, or states."""

@@ -89,6 +89,11 @@ class ContextBatch(Batch):
         return {}
 
     @cached_property
+    def undivided(self) -> Batch:
+        """The tokens of all ranks, in blocks as if one had them."""
+        return Batch(self.runs, self._span)
+
+    @cached_property
     def counts(self) -> list[int]:
         """How many tokens each rank has."""
         return [sum(map(len, by_run)) for by_run in self._positions]

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...parallel.stages import ConnectedStages
 from ..parts.batch import Batch, Run
 from ..parts.kv_cache import KeysValues
+from .staged_states import StagedStates
 
 # Pieces for each stage: more leave stages idle for less of the time, and cost more calls.
 _PIECES = 2
@@ -92,6 +93,7 @@ def pipelined(
     store: KeysValues,
     hidden: int,
     result: Result,
+    aux: StagedStates | None = None,
 ) -> Tensor:
     """This stage's share of a step. Returns the result on the rank that samples, and none elsewhere.
 
@@ -103,24 +105,39 @@ def pipelined(
         store: with this stage's keys and values.
         hidden: the width of hidden states.
         result: of the last stage.
+        aux: what a draft head reads besides; None if there is none.
     """
     batches = [Batch(runs, block_size) for runs in pieces]
-    found: list[Tensor] = []
+    found, left = list[Tensor](), list[Tensor]()
+    beside, arrived = 0 if aux is None else aux.arriving, torch.empty(0)
+    if aux is not None:
+        aux.begin()
     for piece in batches:
         if stages.is_first:
             states = model.embed(piece.tokens, piece.positions)
         else:
-            states = stages.receive((len(piece.tokens), hidden), model.dtype, model.device)
+            received = stages.receive((len(piece.tokens), hidden * (1 + beside)), model.dtype, model.device)
+            states, arrived = received[:, :hidden].contiguous(), received[:, hidden:]
         states = model.through(states, piece, store)
+        further = None if aux is None or not aux.collected or stages.is_first else aux.passed_on(arrived)
         if not stages.is_last:
-            stages.send(states)
-        elif result.rows(piece):
+            stages.send(states if further is None else torch.cat([states, further], 1))
+            continue
+        if result.rows(piece):
             found.append(result.of(states, piece))
+        if further is not None:
+            left.append(further)
     # After all pieces: NCCL carries what two ranks send each other in the order in which each has asked for it, and with results in
     # between both would wait for ever.
     if found and stages.sends_result:
         stages.send(torch.cat(found))
+    if left and stages.sends_result:
+        stages.send(torch.cat(left))
     rows = sum(result.rows(piece) for piece in batches) if stages.gets_result else 0
     received = stages.receive((rows, result.width), result.dtype, model.device) if rows else None
+    if aux is not None and stages.gets_result:
+        step = Batch([run for piece in pieces for run in piece], block_size)
+        shape = len(step.tokens), aux.collected * hidden
+        aux.finish(step, stages.receive(shape, model.dtype, model.device) if aux.collected else torch.empty(shape))
     stages.wait()
     return torch.empty(0, result.width) if received is None else received

@@ -61,8 +61,16 @@ class AuxStates:
             slots: of its tokens; negative for padding.
             also: further places of some, as :class:`.batch.Batch` has them.
         """
+        self.give(self.taken(layers, hidden), slots, also)
+
+    def taken(self, layers: int, hidden: Tensor) -> Tensor:
+        """The step's states, which has ended with ``hidden`` after so many layers."""
         self.take(layers, hidden)
         states, self._states = self._states, torch.empty(0)
+        return states
+
+    def give(self, states: Tensor, slots: Tensor, also: tuple[Tensor, Tensor] | None) -> None:
+        """Give states to the sink."""
         self._sink(slots, also, states)
 
     def _places(self, layers: int) -> list[Tensor]:

@@ -34,12 +34,14 @@ class DraftModel:
         shares: whether it uses the verifier's keys and values.
         nbytes: of its weights, besides those that it shares with the verifier.
         is_part: whether its layers are the verifier's own.
+        after: none: it reads no states of the verifier's layers.
     """
 
     model: Model
     shares: bool
     nbytes: int
     is_part: bool = False
+    after: tuple[int, ...] = ()
 
     @classmethod
     def load(cls, path: Path, config: EngineConfig, opened: Checkpoint, verifier: Model, *, log: Log) -> Self:

@@ -14,6 +14,7 @@ class DraftWeights(Protocol):
     Attributes:
         nbytes: of its weights, besides those that it shares with the verifier.
         is_part: whether its layers are the verifier's own.
+        after: after how many of the verifier's layers it reads states; none if it reads tokens alone.
     """
 
     @property
@@ -21,6 +22,9 @@ class DraftWeights(Protocol):
 
     @property
     def is_part(self) -> bool: ...
+
+    @property
+    def after(self) -> tuple[int, ...]: ...
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes that it adds to a cache block."""

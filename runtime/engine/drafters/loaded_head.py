@@ -9,7 +9,6 @@ from typing import Self
 from ....system.errors import RuntimeProblem
 from ....system.progress import Log
 from ...decoder.model import Model
-from ...decoder.parts.draft_inputs import AuxStates
 from ...speculation.eagle.draft_head import DraftHead
 from ...speculation.eagle.features import Features
 from ...speculation.eagle.head_checkpoint import HeadCheckpoint
@@ -39,16 +38,12 @@ class LoadedHead:
             path: its directory.
             config: of the engine.
             opened: the verifier's checkpoint.
-            verifier: the model that verifies, or this rank's share of each of its layers.
+            verifier: the model that verifies, or this rank's part of it.
             log: gets messages for the user.
 
         Raises:
             SmeltError: it cannot be read, or does not fit the verifier.
         """
-        if config.pp > 1 or config.cp > 1:
-            raise RuntimeProblem(
-                f"drafter is {path}, a draft head, which reads what several layers make of every token, and {config.division}; use tp alone, lookup or a model"
-            )
         if config.compile:
             raise RuntimeProblem(
                 f"drafter is {path}, a draft head, which reads what is between layers that compile joins; leave compile out"
@@ -57,8 +52,15 @@ class LoadedHead:
             HeadCheckpoint(path), verifier, opened, load_operators(verifier.dtype, config, log=log, drafts=True)
         )
         where = ", ".join(map(str, head.after))
-        log(f"a draft head of one layer reads what the model leaves after {where} of {len(verifier.layers)} layers")
+        log(
+            f"a draft head of one layer reads what the model leaves after {where} of {len(verifier.spec.layers)} layers"
+        )
         return cls(head)
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """After how many of the verifier's layers it reads states."""
+        return self.head.after
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +79,7 @@ class LoadedHead:
         """The drafter, for which the model's steps leave features from here on."""
         head, model, config = self.head, parts.model, parts.config
         features = Features(head.fuse, parts.blocks, config.block_positions, head.hidden, head.dtype, head.device)
-        model.aux = AuxStates(head.after, parts.store, features.write, waits=head.fuse_waits)
+        model.leave_states(head.after, parts.store, features.write, waits=head.fuse_waits)
         if parts.host is not None:
             parts.host.hold(features.by_block())
         cache = HeadCache(head.keys_values(parts.blocks, config.block_positions), parts.blocks)

@@ -60,6 +60,7 @@ def reserve(
     max_model_len: int,
     kv_cache_dtype: torch.dtype,
     drafter: DraftWeights | None = None,
+    states: int = 0,
 ) -> Reservation:
     """Divide the free memory; the weights are loaded already.
 
@@ -69,6 +70,7 @@ def reserve(
         max_model_len: the most tokens of a sequence.
         kv_cache_dtype: the KV cache dtype.
         drafter: what drafts, loaded already; None if it has no weights.
+        states: how many states of its layers a draft head on the first rank reads.
 
     Raises:
         RuntimeProblem: the cache does not fit; the message shows the sizes.
@@ -98,6 +100,8 @@ def reserve(
         activations += max_num_seqs * (4 * max_model_len + 12 * -(-max_model_len // block_size))
     if drafter is not None:
         activations += drafter.step_bytes(max_num_batched_tokens)
+    if max(model.stages.count, model.context.count) > 1:  # collected, and on their way
+        activations += 3 * max_num_batched_tokens * states * spec.hidden * model.dtype.itemsize
     if model.context.count > 1:
         shared = max(model.cached_heads, default=0)
         heads = -(-spec.most_heads // model.ranks.count)

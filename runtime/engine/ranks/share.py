@@ -81,6 +81,8 @@ class EngineShare:
         check_same(world, opened)
         with each_loaded(world):
             draft_model = load_drafter(config, opened, model, place, log=log)
+        # Which states other ranks' layers leave for a draft head, which the first rank has.
+        after = tuple(world.broadcast_data(None if draft_model is None else list(draft_model.after)) or ())
         longest = model.spec.max_length
         length = min(config.max_model_len or longest, longest)
         if config.max_model_len is not None and config.max_model_len > longest:
@@ -91,13 +93,17 @@ class EngineShare:
         with each_loaded(world):
             _check_cache(model, kept, config)
         with each_loaded(world, together=True):
-            found = reserve(model, config, max_model_len=length, kv_cache_dtype=kept, drafter=draft_model)
+            found = reserve(
+                model, config, max_model_len=length, kv_cache_dtype=kept, drafter=draft_model, states=len(after)
+            )
         reservation = found.of_blocks(least(world, found.blocks))
         if model.cache_scheme is not None:
             log(model.cache_scheme.sentence(kept))
         log(reservation.sentence())
         model.stream_layers(reservation.layers)
         store = model.keys_values(reservation.blocks, config.block_size, kept)
+        if after and (place.stages.index > 0 or (config.cp > 1 and world.rank > 0)):
+            model.leave_states(after, store, lambda *_: None)
         host = None
         if config.host_cache_bytes:
             directory = None if config.host_cache_directory is None else Path(config.host_cache_directory)

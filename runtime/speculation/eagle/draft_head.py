@@ -98,23 +98,24 @@ class DraftHead:
                 " trained for this model"
             )
         shares_head = not checkpoint.has_matrix("lm_head")
-        if shares_head and model.head.linear.columns != spec.hidden:
-            raise RuntimeProblem(
-                f"{self.path}: it has no lm_head, and the model's reads {model.head.linear.columns} values, not {spec.hidden}; use a head"
-                " that was trained for this model"
-            )
+        whole = model.ranks.count == model.stages.count == 1  # then the model has all of its lm_head here
         if not shares_head:
             linear = load.linear("lm_head", shape=(spec.vocabulary, spec.hidden))
-        elif model.ranks.count > 1:
+        elif whole:
+            linear = model.head.linear
+        else:
             name = model.spec.names.embedding if model.is_tied else model.spec.names.head
             tied = undivided.matrix(name, kind="Embedding") if model.is_tied else None
             linear = undivided.head(name, tied)
-        else:
-            linear = model.head.linear
+        if shares_head and linear.columns != spec.hidden:
+            raise RuntimeProblem(
+                f"{self.path}: it has no lm_head, and the model's reads {linear.columns} values, not {spec.hidden}; use a head"
+                " that was trained for this model"
+            )
         self.head = Head(load.norm("norm"), None, linear, None, operators.to_float32)
         self.tokens = self._mapping(checkpoint, own=not shares_head)
         self.rotations = Rotations(spec.ropes, operators.dtype)
-        parts = [self._fuse, *self._layer.linears().values(), *([] if linear is model.head.linear else [linear])]
+        parts = [self._fuse, *self._layer.linears().values(), *([] if shares_head and whole else [linear])]
         self.nbytes = sum(part.nbytes for part in parts) + (self._table.nbytes if own else 0)
 
     def _mapping(self, checkpoint: HeadCheckpoint, *, own: bool) -> Tensor | None:

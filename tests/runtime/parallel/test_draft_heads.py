@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from smelt.runtime import Engine, RuntimeProblem, SamplingParams
+from smelt.runtime import Engine, SamplingParams
 from transformers import AutoModelForCausalLM
 
 from ..speculation.head_reference import ReferenceHead
@@ -18,6 +18,14 @@ from ..speculation.watched_head import WatchedHead
 
 PROMPTS = [[1, 5, 9, 5, 9, 5, 9], [3, 4], [11], list(range(60, 5, -1))]
 ENGINE: dict[str, Any] = {"quiet": True, "max_model_len": 128, "kv_cache_memory_bytes": 1 << 22, "block_size": 4}
+WAYS: dict[str, dict[str, int]] = {
+    "tp=2": {"tp": 2},
+    "pp=2": {"pp": 2},
+    "pp=3": {"pp": 3},
+    "tp=2, pp=2": {"tp": 2, "pp": 2},
+    "cp=2": {"cp": 2},
+    "tp=2, cp=2": {"tp": 2, "cp": 2},
+}
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, seed=3, top_p=0.95, ignore_eos=True)
 
 
@@ -30,10 +38,22 @@ def _without_lm_head(head: ReferenceHead, directory: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])  # whose lm_head is its own, and its embedding
-@pytest.mark.parametrize("lacks", ["embedding", "embedding and lm_head", "nothing"])
+@pytest.mark.parametrize(
+    ("way", "architecture", "lacks"),  # llama's lm_head is its own, gemma's its embedding
+    [
+        ("tp=2", "llama", "nothing"),
+        ("tp=2", "llama", "embedding and lm_head"),
+        ("tp=2", "gemma3_text", "embedding and lm_head"),
+        ("pp=2", "llama", "embedding and lm_head"),
+        ("pp=2", "gemma3_text", "embedding and lm_head"),
+        ("pp=3", "llama", "nothing"),
+        ("tp=2, pp=2", "gemma3_text", "embedding"),
+        ("cp=2", "llama", "embedding"),
+        ("tp=2, cp=2", "gemma3_text", "embedding and lm_head"),
+    ],
+)
 def test_logits_are_the_references_and_tokens_the_models(
-    tiny: Callable[..., Path], architecture: str, lacks: str, tmp_path: Path
+    tiny: Callable[..., Path], way: str, architecture: str, lacks: str, tmp_path: Path
 ) -> None:
     model = tiny(architecture, torch.float32, num_hidden_layers=4)
     of = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -44,19 +64,10 @@ def test_logits_are_the_references_and_tokens_the_models(
     with closing(Engine(str(model), **ENGINE)) as plain:
         answers = [output.outputs[0].token_ids for output in plain.generate(PROMPTS, SAMPLED)]
     host = {"host_cache_bytes": 1 << 20, "swap": "swap"}
-    with closing(Engine(str(model), drafter=str(directory), draft_tokens=4, tp=2, **host, **ENGINE)) as two:
+    with closing(Engine(str(model), drafter=str(directory), draft_tokens=4, **WAYS[way], **host, **ENGINE)) as two:
         watched = WatchedHead(two, PROMPTS, answers)
         for _ in range(2):  # prompts are cached the second time
             assert [output.outputs[0].token_ids for output in two.generate(PROMPTS, SAMPLED)] == answers
         assert two.drafting is not None
         assert two.drafting.total.all_accepted > 0
     assert watched.largest_error(head) < 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["pp", "cp"])
-def test_ranks_without_all_tokens_or_layers_are_refused(way: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
-    model = tiny("llama", torch.float32, num_hidden_layers=4)
-    head = ReferenceHead(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)).save(tmp_path / "head")
-    with pytest.raises(RuntimeProblem, match="use tp alone, lookup or a model"):
-        Engine(str(model), drafter=str(head), **{way: 2}, **ENGINE)

@@ -15,7 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from smelt.runtime.decoder.parallel.pipeline import Result, equal_pieces, pipelined
-from smelt.runtime.decoder.parts.batch import Run
+from smelt.runtime.decoder.parallel.staged_states import StagedStates
+from smelt.runtime.decoder.parts.batch import Batch, Run
 from smelt.runtime.decoder.parts.operators import Operators
 from smelt.runtime.engine.setup.loading import operators_for
 from smelt.runtime.parallel.stages import ConnectedStages, divided
@@ -88,29 +89,50 @@ class _InOrder:
 
 @pytest.mark.parametrize("wants", [1, 24])
 @pytest.mark.parametrize("count", [2, 3])
-def test_stages_do_not_wait_for_each_other_for_ever_where_sends_are_in_order(count: int, wants: int) -> None:
+@pytest.mark.parametrize("after", [(), (0, 1, 2), (2, 0, 2, 1), (1, 0)], ids=str)  # states that a draft head reads
+def test_stages_do_not_wait_for_each_other_for_ever_where_sends_are_in_order(
+    count: int, wants: int, after: tuple[int, ...]
+) -> None:
     """On a GPU each pair of ranks has one stream. gloo, which the other tests use, buffers."""
     ways = [(a, b) for a in range(count) for b in range(count) if a != b]
     pairs: dict[tuple[int, int], queue.Queue[Tensor]] = {way: queue.Queue() for way in ways}
     ends = {way: threading.Semaphore(0) for way in ways}
     runs = [Run([7] * 24, 0, [0, 1], 24, wants) for _ in range(4)]
-    model = SimpleNamespace(
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        embed=lambda tokens, _: tokens.float()[:, None].expand(-1, 3),
-        through=lambda states, *_: states + 1,
-    )
+    states_left: list[tuple[Tensor, Tensor]] = []
     result = Result(lambda states, batch: states[batch.wanted], lambda batch: len(batch.wanted), 3, torch.float32)
 
     def work(rank: int) -> Tensor:
         tensors = _InOrder(rank, pairs, ends)
         world = SimpleNamespace(rank=rank, count=count, tensors=tensors, wait=lambda work: work.wait())
         stages = ConnectedStages(cast(Any, world), rank, count)
-        return pipelined(cast(Any, model), stages, equal_pieces(runs, 4), 16, cast(Any, None), 3, result)
+        aux = StagedStates(
+            after, count, stages, None, lambda slots, _, states: states_left.append((slots, states)), waits=False
+        )
+
+        def through(states: Tensor, batch: Batch, _: Any) -> Tensor:
+            if aux.own is None:
+                return states + 1
+            aux.own.begin(states)
+            aux.own.take(0, states)
+            aux.own.finish(1, states + 1, batch.slots)
+            return states + 1
+
+        model = SimpleNamespace(
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            embed=lambda tokens, _: tokens.float()[:, None].expand(-1, 3),
+            through=through,
+        )
+        left = aux if after else None
+        return pipelined(cast(Any, model), stages, equal_pieces(runs, 4), 16, cast(Any, None), 3, result, left)
 
     with ThreadPoolExecutor(count) as ranks:
         found = [work.result(timeout=30) for work in [ranks.submit(work, rank) for rank in range(count)]]
     assert torch.equal(found[0], torch.full((4 * wants, 3), 7.0 + count))
+    if after:
+        [(slots, states)] = states_left
+        assert torch.equal(slots, Batch(runs, 16).slots)
+        assert torch.equal(states, torch.tensor(after).repeat_interleave(3).add(7.0).expand(96, -1))
 
 
 @pytest.mark.few(3)

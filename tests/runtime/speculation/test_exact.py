@@ -351,6 +351,14 @@ def test_a_drafter_whose_table_is_padded_otherwise(
     assert any(token >= known for output in alone for each in output for token in each) or drafter_is_larger
 
 
+def test_a_drafter_whose_lm_head_reads_more(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """OPT's reads a projection, which is half as wide as its layers."""
+    path = tiny("opt")
+    drafter = save_model(make_model("llama", torch.float32, num_hidden_layers=1), tmp_path / "drafter")
+    engine = Engine(path, drafter=str(drafter), draft_tokens=2, **ENGINE)
+    assert tokens(engine, GREEDY) == tokens(Engine(path, **ENGINE), GREEDY)
+
+
 def test_draft_tokens_after_an_end_are_not_accepted(tiny: Callable[..., Path]) -> None:
     """What they count is how many of an output's tokens were drafted."""
     path = str(tiny("llama"))
