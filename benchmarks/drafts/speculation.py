@@ -142,7 +142,7 @@ def acceptance(pair: Pair, prompts: SequenceOf[list[int]], branches: int = 0) ->
 
 def draft(engine: Engine, drafting: FixedDrafts | None) -> None:
     """Let it draft or not; what it does not draft teaches it nothing of drafts, and makes no room for losses."""
-    engine.drafting = engine.scheduler.drafting = drafting
+    engine.core.drafting = engine.scheduler.drafting = drafting
 
 
 def text_prompts(engine_tokens: list[int], count: int, *, copies: bool) -> list[list[int]]:

@@ -58,7 +58,7 @@ def main() -> None:
         max_model_len=PROMPT + OUTPUT,
         quiet=True,
     )
-    engine.drafting = engine.scheduler.drafting = None
+    engine.core.drafting = engine.scheduler.drafting = None
     rows = []
     for count in LOADS:
         prompts = random_prompts(count)

@@ -65,7 +65,7 @@ class EngineRun:
     def serve(self, arrivals: Sequence[Arrival]) -> None:
         """Serve all of them."""
         waiting = list(enumerate(arrivals))[::-1]
-        engine, engine.on_step = self._engine, self._count
+        engine, engine.core.on_step = self._engine, self._count
         began = time.perf_counter()
         while waiting or engine.has_work:
             now = time.perf_counter() - began
@@ -78,7 +78,7 @@ class EngineRun:
                 time.sleep(max(0.0, began + waiting[-1][1].at - time.perf_counter()))
                 continue
             self._step(began)
-        engine.on_step = None
+        engine.core.on_step = None
 
     def _step(self, began: float) -> None:
         before = time.perf_counter()

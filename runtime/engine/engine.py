@@ -1,9 +1,8 @@
-"""The loop between scheduler and executor, and its requests."""
+"""The engine: a loaded checkpoint, and what can be asked of it."""
 
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -19,43 +18,39 @@ from ...models.structure.lora import Adapter
 from ...models.text.chat_template import conversation_tokens
 from ...system.errors import RuntimeProblem, nearest_name
 from ...system.hardware.primitive_caches import limit_primitive_caches
-from ...system.interrupts import waiting_interrupts
 from ...system.progress import Log
 from ..blocks.block_cache import BlockCache
 from ..blocks.host_tier import HostTier
 from ..decoder.model import Model
 from ..decoder.prompt_states import prompt_states
 from ..parallel.stages import RankPlace
-from ..requests.deadlines import Deadlines
 from ..requests.options import RequestOptions
 from ..requests.output import RequestOutput
 from ..requests.params import SamplingParams
 from ..requests.sequence import Request, TokenScore
 from ..scheduling.admission import PeakAdmission
-from ..scheduling.plan import StepPlan
 from ..scheduling.policies.table import POLICIES
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.swapping import Swapping
 from ..speculation.drafter import Drafter
+from ..speculation.length import FixedDrafts
 from ..speculation.lookup import LookupDrafter
 from ..weights.live_weights import LiveWeights
+from .core import EngineCore, Sink
 from .embedding import Pooling, embedding
 from .engine_thread import EngineThread
 from .executors.draft_lengths import drafting_of
-from .executors.executor import StepHandle, StepResult
+from .executors.executor import Executor
 from .executors.executors import executor_of
 from .loop import EngineLoop, Stream
 from .new_requests import NewRequests, Prompt
 from .ranks.share import EngineShare
 from .ranks.worker import work_unless_first
 from .ranks.workers import StatesMessage, Workers
-from .recorder import Recorder
 from .scoring import grouped
 from .setup.config import LOOKUP, EngineConfig
 from .setup.loading import on_device_of
 from .setup.parts import EngineParts
-
-Sink = Callable[[RequestOutput], object]
 
 
 class QueueFull(RuntimeProblem):
@@ -74,11 +69,10 @@ class Engine:
 
     Attributes:
         config: the options.
-        on_step: called with the plan of each step before it runs; None by default.
+        core: its requests, and the steps that compute them.
         loop: runs its requests for asyncio tasks.
         cost: of a token.
         drafter: that proposes tokens; None if there is none.
-        drafting: how many, and what became of them (``drafting.total``); None without a drafter.
 
     Raises:
         SmeltError: the checkpoint cannot be read; a RuntimeProblem if it cannot be served or does not fit in memory.
@@ -117,42 +111,40 @@ class Engine:
         self.ends = frozenset(directory.end_tokens(share.opened.config))
         self._draft_model = share.draft_model
         self.drafter = self._drafter()
-        self._schedule()
-        self.executor = executor_of(self._parts(), self.drafter, self._workers)
-        self.drafting = None if self.drafter is None else drafting_of(config, self.drafter, self.executor)
-        self.scheduler.drafting = self.drafting
-        self.scheduler.most_verified = self.executor.most_verified
-        self.scheduler.same_rows = share.model.operators.same_rows
-        self.on_step: Callable[[StepPlan], object] | None = None
-        self._handle: tuple[StepPlan, StepHandle] | None = None
-        self._unreturned: list[RequestOutput] = []
-        self._awaited: set[str] = set()  # requests whose tokens are needed before the next step is scheduled
-        self._requests: dict[str, Request] = {}
-        self._sinks: dict[str, Sink] = {}
+        scheduler = self._scheduler()
+        executor = executor_of(self._parts(), self.drafter, self._workers)
+        scheduler.drafting = drafting = None if self.drafter is None else drafting_of(config, self.drafter, executor)
+        scheduler.most_verified = executor.most_verified
+        scheduler.same_rows = share.model.operators.same_rows
+        self.core = EngineCore(
+            scheduler,
+            executor,
+            drafting,
+            ends=self.ends,
+            tokenizer=self.tokenizer,
+            problem=lambda: self.problem,
+        )
         self._new = NewRequests(self, config.seed)
         self._adapters: dict[str, str] = {}  # with their fingerprints
-        self._deadlines = Deadlines(self._requests)
-        self._lock = threading.RLock()
         self.loop = EngineLoop(self, thread or EngineThread())
 
-    def _schedule(self) -> None:
-        """Create the block cache and the scheduler."""
+    def _scheduler(self) -> Scheduler:
         config, host = self.config, self._host
         swapping = None
         if host is not None:
             swapping = Swapping(config.swap, config.block_positions, host.measured_cost())
-        self.cache = BlockCache(
+        cache = BlockCache(
             self.reservation.blocks,
             config.block_positions,
             enable_prefix_caching=config.enable_prefix_caching,
             host=None if host is None else HostTier(host.slots),
         )
-        self.scheduler = Scheduler(
-            self.cache,
+        return Scheduler(
+            cache,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             policy=POLICIES[config.policy](),
-            admission=PeakAdmission(self.cache) if config.admission == "predicted" else None,
+            admission=PeakAdmission(cache) if config.admission == "predicted" else None,
             swapping=swapping,
         )
 
@@ -186,16 +178,36 @@ class Engine:
             raise RuntimeProblem("weights cannot be taken from memory if they are offloaded; leave offload out")
         if self._draft_model is not None:
             raise RuntimeProblem("weights cannot be taken from memory beside a model that drafts; leave drafter out")
-        with self._lock:
-            if self._requests:
+        with self.core.lock:
+            if self.core.requests:
                 raise RuntimeProblem(
-                    f"{len(self._requests)} requests are running; weights change only between requests"
+                    f"{len(self.core.requests)} requests are running; weights change only between requests"
                 )
             live = LiveWeights(config, self.model.dtype, names, load)
             self.model = Model(live, self.model.operators)
             self._adapters = {}
             self.cache.forget()
-            self.executor = executor_of(self._parts(), self.drafter, self._workers)
+            self.core.executor = executor_of(self._parts(), self.drafter, self._workers)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Which requests run, and which wait."""
+        return self.core.scheduler
+
+    @property
+    def cache(self) -> BlockCache:
+        """The blocks of the KV cache."""
+        return self.core.scheduler.cache
+
+    @property
+    def executor(self) -> Executor:
+        """What computes steps."""
+        return self.core.executor
+
+    @property
+    def drafting(self) -> FixedDrafts | None:
+        """How many tokens are drafted, and what became of them (``total``); None without a drafter."""
+        return self.core.drafting
 
     def offload_sentence(self) -> str | None:
         """What reading offloaded weights has taken so far; None if they are in memory."""
@@ -229,7 +241,7 @@ class Engine:
             SmeltError: it is not an adapter, is of another model or kind, does not fit in memory, or the name is taken.
         """
         found = Adapter(Path(directory))
-        with self._lock:
+        with self.core.lock:
             if name in self._adapters:
                 raise RuntimeProblem(
                     f"an adapter named {name!r} is loaded already; unload it first, or choose another name"
@@ -249,10 +261,10 @@ class Engine:
         Raises:
             RuntimeProblem: there is none of that name, or requests for it are not finished.
         """
-        with self._lock:
+        with self.core.lock:
             if name not in self._adapters:
                 raise RuntimeProblem(f"no adapter named {name!r} is loaded{nearest_name(name, self.adapters)}")
-            count = sum(request.adapter == name for request in self._requests.values())
+            count = sum(request.adapter == name for request in self.core.requests.values())
             if count:
                 raise RuntimeProblem(
                     f"{count} requests for the adapter {name!r} are running; wait for them, or abort them"
@@ -355,7 +367,7 @@ class Engine:
 
         names = [request.id for request in requests]
         try:
-            with self._lock:
+            with self.core.lock:
                 for request in requests:
                     self._submit(request, sink)
             while len(done) < len(requests):
@@ -449,7 +461,7 @@ class Engine:
             )
         for prompt in prompts:
             self._check_prompt(prompt)
-        with self._lock:
+        with self.core.lock:
             (found,) = self._states(prompts, len(prompts[0]))
         return found
 
@@ -470,7 +482,7 @@ class Engine:
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Queue a request that was checked; ``sink`` gets its outputs."""
-        with self._lock:
+        with self.core.lock:
             self._submit(request, sink)
 
     def add_request(
@@ -497,7 +509,7 @@ class Engine:
             RuntimeProblem: the prompt or its parameters cannot be served.
         """
         request = self._request(prompt, params or SamplingParams(), id, options)
-        with self._lock:
+        with self.core.lock:
             self._check_queue()
             self._submit(request, None)
         return request.id
@@ -507,68 +519,20 @@ class Engine:
 
         An interrupt is raised when the step is complete, so that the engine can go on; the next call returns its outputs, too.
         """
-        with waiting_interrupts(), self._lock:
-            outputs = [*self._unreturned, *self._step()]
-        self._unreturned.clear()
-        return outputs
-
-    def _step(self) -> list[RequestOutput]:
-        handle, changed, started = self._handle, [], None
-        try:
-            # A step may start before the previous one has returned its tokens, if they are not needed in between.
-            if self._awaited:
-                changed += self._collect()
-            changed += self._expire(time.perf_counter())
-            started = self._started(self.scheduler.schedule(time.perf_counter()))
-            changed += self._collect()
-            self._handle = started
-            if started is not None and started[1].completed:
-                changed += self._collect()
-        except BaseException:
-            self._handle = None
-            self._fail_all(self.problem or "the engine failed while computing this request's step")
-            # Blocks that the step was to fill or to swap can be found by their keys already.
-            self.cache.forget()
-            raise
-        if handle is None and started is None and not changed and self.scheduler.has_work:
-            # Requests are checked to fit, so this would be a bug; better than looping forever.
-            self._fail_all("this request cannot be scheduled")
-            raise RuntimeProblem("no waiting request fits into the cache; this is a bug in Smelt, please report it")
-        changed = list({request.id: request for request in changed}.values())
-        outputs = [RequestOutput.of(request) for request in changed]
-        for output in outputs:
-            sink = self._sinks.get(output.request_id)
-            if sink is None:
-                self._unreturned.append(output)
-            else:
-                sink(output)
-            if output.finished:
-                self._forget(output.request_id)
-        return outputs
-
-    def _expire(self, now: float) -> list[Request]:
-        """End the requests whose deadline has passed."""
-        late = self._deadlines.passed(now)
-        for request in late:
-            self._recorder.end(request, "deadline")
-        return late
+        return self.core.step()
 
     def abort(self, id: str) -> None:
         """Abort a request; a no-op if it has finished."""
-        with self._lock:
-            request = self._requests.get(id)
-            if request is None:
-                return
-            self._end(request, "abort")
+        self.core.abort(id)
 
     @property
     def has_work(self) -> bool:
         """Whether any request is not finished, or has outputs that an interrupt kept :meth:`step` from returning."""
-        return bool(self._requests or self._unreturned)
+        return self.core.has_work
 
     def is_running(self, id: str) -> bool:
         """Whether a request is known and not finished."""
-        return id in self._requests
+        return id in self.core.requests
 
     def explain(self) -> dict[str, str]:
         """The kernel of each linear, by role; layers with the same one share an entry."""
@@ -601,8 +565,6 @@ class Engine:
             raise QueueFull(f"{waiting} requests are waiting already, as many as max_waiting allows; try again later")
 
     def _submit(self, request: Request, sink: Sink | None) -> None:
-        if request.id in self._requests:
-            raise RuntimeProblem(f"a request named {request.id!r} is running already; choose another id")
         if request.adapter is not None and not request.salt.endswith(self._adapters.get(request.adapter, "?").encode()):
             raise RuntimeProblem(f"the adapter {request.adapter!r} was unloaded meanwhile")
         at = self.config.upper_bits_at
@@ -610,64 +572,7 @@ class Engine:
         if at is not None and request.adapter is None and not scores and len(self.scheduler.waiting) >= at:
             # Its keys and values are not those of others with the same beginning.
             request.upper_bits, request.salt = True, request.salt + b" upper bits"
-        self._requests[request.id] = request
-        if not self.executor.runs_ahead(request):
-            self._awaited.add(request.id)
-        if sink is not None:
-            self._sinks[request.id] = sink
-        request.arrived = request.arrived or time.perf_counter()
-        self._deadlines.add(request)
-        # It may have waited for the step that was running.
-        self.scheduler.add(request.sequences[0], request.arrived)
-
-    def _started(self, plan: StepPlan) -> tuple[StepPlan, StepHandle] | None:
-        """Start a step; None if it is empty."""
-        if not plan.chunks:
-            return None
-        if self.on_step is not None:
-            self.on_step(plan)
-        self.scheduler.started(plan)
-        return plan, self.executor.execute(plan)
-
-    def _collect(self) -> list[Request]:
-        """Wait for the started step and record its results; returns the requests that progressed."""
-        if self._handle is None:
-            return []
-        (plan, handle), self._handle = self._handle, None
-        return self._commit(plan, handle.collect())
-
-    def _commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
-        """Record a step's results; returns the requests that progressed."""
-        self.scheduler.commit(plan, time.perf_counter(), result.replaced)
-        changed = self._recorder.record(plan, result)
-        if self.drafting is not None and result.drafted is not None:
-            self.drafting.ran(plan, result.drafted, time.perf_counter())
-        return changed
-
-    @property
-    def _recorder(self) -> Recorder:
-        return Recorder(self.scheduler, self.ends, self.tokenizer)
-
-    def _fail_all(self, sentence: str) -> None:
-        for request in list(self._requests.values()):
-            request.error = sentence
-            self._end(request, "error")
-
-    def _end(self, request: Request, reason: str) -> None:
-        self._recorder.end(request, reason)
-        sink = self._sinks.get(request.id)
-        output = None if sink is None else RequestOutput.of(request)
-        self._forget(request.id)
-        if sink is not None and output is not None:
-            sink(output)
-
-    def _forget(self, id: str) -> None:
-        request = self._requests.pop(id, None)
-        if request is not None:
-            # They refer to each other, and the garbage collector, which counts objects and not bytes, would come for them much later.
-            request.sequences.clear()
-        self._awaited.discard(id)
-        self._sinks.pop(id, None)
+        self.core.submit(request, sink)
 
 
 def _found(checkpoint: str | Path, *, trust_remote_code: bool) -> Path:

@@ -26,8 +26,12 @@ class Serving(Protocol):
     tokenizer: Any
     max_model_len: int
     model: Model
-    cache: BlockCache
-    scheduler: Scheduler
+
+    @property
+    def cache(self) -> BlockCache: ...
+
+    @property
+    def scheduler(self) -> Scheduler: ...
 
 
 class NewRequests:

@@ -182,7 +182,7 @@ def measured_steps(engine: Engine, size: ModelSize, *, seconds: float, seed: int
             _serve(engine, requests, draw, at_once=manner == 0)
         recorder.pause()
         round_ += 1
-    engine.on_step = None
+    engine.core.on_step = None
     return recorder.steps(size)
 
 
@@ -196,7 +196,7 @@ class StepRecorder:
     def __init__(self, engine: Engine) -> None:
         self.times: list[tuple[float, StepWork] | None] = []
         self._asleep = False
-        engine.on_step = self._record
+        engine.core.on_step = self._record
 
     def pause(self, *, asleep: bool = False) -> None:
         """The engine has no work.

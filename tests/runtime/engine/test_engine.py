@@ -514,7 +514,7 @@ def test_native_kernels_serve_random_traffic(tmp_path: Path) -> None:
                 assert output.error is None
         if alive and chance.random() < 0.02:
             running.abort(alive.pop())
-        running.cache.check([s.blocks for r in running._requests.values() for s in r.sequences])
+        running.cache.check([s.blocks for r in running.core.requests.values() for s in r.sequences])
     assert done > 40
     assert running.scheduler.preemptions > 0
 

@@ -155,17 +155,17 @@ def renewed(
 ) -> Checking:
     """Give the engine another cache, scheduler and executor."""
     host = HostTier(slots) if slots else None
-    built.cache = BlockCache(blocks, size, enable_prefix_caching=share, host=host)
-    built.scheduler = Scheduler(
-        built.cache,
+    cache = BlockCache(blocks, size, enable_prefix_caching=share, host=host)
+    built.core.scheduler = Scheduler(
+        cache,
         max_num_batched_tokens=budget,
         max_num_seqs=most,
         policy=POLICIES[policy](),
-        admission=PeakAdmission(built.cache),
+        admission=PeakAdmission(cache),
         swapping=Swapping("swap", size, COST) if slots else None,
     )
     executor = Checking(size, ahead=ahead)
-    built.executor = executor
+    built.core.executor = executor
     return executor
 
 

@@ -147,7 +147,7 @@ def test_a_sequence_may_end_with_its_block_full_and_its_next_step_under_way(
     assert [output.error for output in found] == [None, None]
     assert found[0].outputs[0].token_ids == tokens
     name = ahead.add_request(PROMPTS[0], _greedy(max_tokens=30))
-    while ahead.is_running(name) and len(ahead._requests[name].sequences[0].tokens) < 16:
+    while ahead.is_running(name) and len(ahead.core.requests[name].sequences[0].tokens) < 16:
         ahead.step()
     ahead.abort(name)
     assert ahead.generate([PROMPTS[4]], _greedy())[0].error is None

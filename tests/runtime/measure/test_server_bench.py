@@ -405,14 +405,14 @@ def test_a_failed_request_ends_the_others(server: Serving) -> None:
         steps += 1
 
     with ServerBench(server.url) as bench:
-        engine.on_step = count
+        engine.core.on_step = count
         with pytest.raises(SmeltError, match="maximum context length is 1024"):
             bench.run_load("", [*[Arrival(0, 8, 1000)] * 3, Arrival(0.1, 1020, 5)], None)
         ends = time.monotonic() + 20
         while engine.has_work and time.monotonic() < ends:
             time.sleep(0.01)
         assert not engine.has_work
-        engine.on_step = None
+        engine.core.on_step = None
         assert steps < 900, "they ended by themselves"
         # The bench is of use afterwards.
         assert bench.run_load("", [Arrival(0, 8, 2)], 1).output_tokens == 2

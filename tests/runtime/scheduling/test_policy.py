@@ -59,9 +59,8 @@ def test_tokens_do_not_depend_on_the_policy(tiny: Callable[..., Path], named: st
     params = [GREEDY, BEAMS, GREEDY, SEVERAL, BEAMS]
     expected = engine(path).generate(PROMPTS, params)
     running = engine(path, policy=named, max_num_batched_tokens=16)
-    running.cache = BlockCache(blocks, 8)
-    running.scheduler = Scheduler(
-        running.cache, max_num_batched_tokens=16, max_num_seqs=8, policy=ShortestPromptFirst()
+    running.core.scheduler = Scheduler(
+        BlockCache(blocks, 8), max_num_batched_tokens=16, max_num_seqs=8, policy=ShortestPromptFirst()
     )
     found = running.generate(PROMPTS, params)
     assert [[c.token_ids for c in o.outputs] for o in found] == [[c.token_ids for c in o.outputs] for o in expected]

@@ -50,12 +50,12 @@ def test_a_client_that_leaves_frees_its_blocks(stream: bool, server: Serving, en
         nonlocal steps
         steps += 1
 
-    engine.on_step = count
+    engine.core.on_step = count
     connection.close()
     if connection.sock is not None:
         connection.sock.close()
     assert _until(lambda: not engine.has_work), "the request runs to its end"
-    engine.on_step = None
+    engine.core.on_step = None
     engine.cache.check([])
     assert steps < 800, "it ended by itself"
     assert _until(lambda: server.server.gate.inside == 0)

@@ -148,11 +148,11 @@ def _held(engine: Engine) -> Iterator[threading.Event]:
         waits.set()
         assert goes_on.wait(60)
 
-    engine.on_step = wait
+    engine.core.on_step = wait
     try:
         yield waits
     finally:
-        engine.on_step = None
+        engine.core.on_step = None
         goes_on.set()
 
 
@@ -370,11 +370,11 @@ def test_a_failed_step_is_an_error(fresh: Serving, engine: Engine) -> None:
     def fail(_: object) -> None:
         raise OSError("the device is gone")
 
-    engine.on_step = fail
+    engine.core.on_step = fail
     try:
         found = httpx2.post(f"{fresh.url}/v1/completions", json={"prompt": PROMPT})
     finally:
-        engine.on_step = None
+        engine.core.on_step = None
     assert found.status_code == 500
     assert Page(fresh.url).by("request_success", "finished_reason") == {"error": 1}
 

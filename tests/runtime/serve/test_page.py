@@ -282,7 +282,7 @@ def test_two_models_are_side_by_side_with_their_difference_marked(
         time.sleep(0.03)
         inside.append(pair.server.gate.inside)
 
-    engine.on_step = count
+    engine.core.on_step = count
     shown = opened(pair)
     shown.locator("#first option").first.wait_for(state="attached")
     shown.get_by_label("Compare with").select_option("rainy")
@@ -390,9 +390,9 @@ def test_a_server_that_is_gone_is_said_so(opened: Opened, engine: Engine) -> Non
 @pytest.fixture
 def slowly(engine: Engine) -> Iterator[None]:
     """Every step takes a while longer."""
-    engine.on_step = lambda _: time.sleep(0.03)
+    engine.core.on_step = lambda _: time.sleep(0.03)
     yield
-    engine.on_step = None
+    engine.core.on_step = None
 
 
 @pytest.mark.usefixtures("slowly")
@@ -406,7 +406,7 @@ def test_a_stopped_answer_ends_at_the_server_too(opened: Opened, pair: Serving, 
     assert _figures(shown).endswith("stopped")
     assert shown.get_by_role("button", name="Stop").is_disabled()
     assert shown.get_by_role("button", name="Send").is_enabled()
-    engine.on_step = None
+    engine.core.on_step = None
     text = _texts(shown)[0]
     wanted = _api(pair, "dry", [_user("Tell me a story")], 500)["message"]["content"]
     assert wanted.startswith(text)

@@ -186,11 +186,11 @@ def test_a_failed_step_is_an_error(traced: Traced, engine: Engine) -> None:
     def fail(_: object) -> None:
         raise OSError("the device is gone")
 
-    engine.on_step = fail
+    engine.core.on_step = fail
     try:
         assert traced.post("/v1/completions", {"prompt": PROMPT}).status_code == 500
     finally:
-        engine.on_step = None
+        engine.core.on_step = None
     status = traced.span().status
     assert status.status_code is StatusCode.ERROR
     assert "failed" in (status.description or "")

@@ -151,9 +151,7 @@ def test_plans_are_those_of_the_engine(policy: str, tiny: Callable[..., Path], m
     options: dict[str, Any] = {"max_num_batched_tokens": 32, "max_num_seqs": 6, "block_size": 8}
     blocks = 26
     made = SimulatedEngine(blocks=blocks, policy=policy, **options)
-    running.cache = made.scheduler(enable_prefix_caching=False).cache
-    running.scheduler = made.scheduler(enable_prefix_caching=False)
-    running.cache = running.scheduler.cache
+    running.core.scheduler = made.scheduler(enable_prefix_caching=False)
     came: list[float] = []
     seen: list[tuple[float, dict[str, tuple[int, int]]]] = []
     ended: list[float] = []

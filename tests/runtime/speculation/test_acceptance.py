@@ -53,7 +53,7 @@ class WatchedDrafts(FixedDrafts):
 
 def watched(checkpoint: str, drafter: str, drafting: WatchedDrafts, params: SamplingParams) -> list[list[int]]:
     engine = Engine(checkpoint, drafter=drafter, draft_tokens=3, **ENGINE)
-    engine.drafting = engine.scheduler.drafting = drafting
+    engine.core.drafting = engine.scheduler.drafting = drafting
     return [output.outputs[0].token_ids for output in engine.generate(PROMPTS, params)]
 
 

@@ -159,7 +159,7 @@ def test_blocks_that_return_from_host_memory_have_their_features(
     probe.close()
     with closing(Engine(str(model), drafter=str(directory), draft_tokens=3, **given)) as engine:
         watched, swapped = WatchedHead(engine, PROMPTS, answers), list[int]()
-        engine.on_step = lambda plan: swapped.extend(block for _, block in plan.swap_in)
+        engine.core.on_step = lambda plan: swapped.extend(block for _, block in plan.swap_in)
         for _ in range(2):
             assert tokens(engine, SAMPLED) == answers
         assert swapped

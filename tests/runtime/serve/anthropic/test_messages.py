@@ -422,7 +422,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event() -> None:
         if steps == 6:
             raise RuntimeError("the accelerator is gone")
 
-    engine.on_step = fail
+    engine.core.on_step = fail
     with serving([served(engine)]) as found:
         client = _client(found)
         seen: list[str] = []
@@ -433,7 +433,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event() -> None:
         body: Any = caught.value.body
         assert body["type"] == "error"
         assert body["error"]["type"] == "api_error"
-        engine.on_step = None
+        engine.core.on_step = None
         assert client.messages.create(**ASKED).content
 
 

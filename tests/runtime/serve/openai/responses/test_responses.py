@@ -385,7 +385,7 @@ def test_the_token_that_ends_a_text_has_no_log_probability(client: openai.OpenAI
 def test_an_engine_that_fails_ends_a_stream_with_that(
     client: openai.OpenAI, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collect, left = engine._collect, itertools.count(40, -1)
+    collect, left = engine.core._collect, itertools.count(40, -1)
 
     def collect_until_it_fails() -> Any:
         if next(left) <= 0:
@@ -394,7 +394,7 @@ def test_an_engine_that_fails_ends_a_stream_with_that(
 
     asked = {**ASKED, "max_output_tokens": 400, "extra_body": {"ignore_eos": True}}
     with monkeypatch.context() as changed:
-        changed.setattr(engine, "_collect", collect_until_it_fails)
+        changed.setattr(engine.core, "_collect", collect_until_it_fails)
         events = list(client.responses.create(**asked, stream=True))
         with pytest.raises(openai.InternalServerError, match="engine failed"):
             client.responses.create(**asked)
