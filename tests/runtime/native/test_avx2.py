@@ -24,7 +24,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 def test_they_pass_the_same_tests(tmp_path: Path) -> None:
     if "avx512_vnni" not in library.processor_features():
         pytest.skip("this processor has no AVX-512 VNNI: the other tests run these kernels already")
-    files = [str(HERE / name) for name in ("test_native.py", "test_draw_tokens.py", "test_nested.py")]
+    files = [str(HERE / name) for name in ("test_native.py", "test_tiles.py", "test_draw_tokens.py", "test_nested.py")]
     done = subprocess.run(
         [sys.executable, "-c", _FOR_AVX2, "-n", "0", "-q", "-m", "not slow", *files],
         env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from smelt.runtime import SamplingParams
-from smelt.runtime.native import library
 from smelt.runtime.native.operators import NativeOperators
 from smelt.runtime.sampling.draw import Draw, DrawTokens, draw_tokens, narrowed
 from torch import Tensor
@@ -16,12 +16,8 @@ NOTHING = float("-inf")
 
 
 @pytest.fixture(scope="module")
-def compiled() -> DrawTokens:
-    notices: list[str] = []
-    found = library.kernels(notices.append)
-    if found is None:
-        pytest.skip(notices[-1])
-    return NativeOperators(found, exact=False).draw_tokens
+def native(compiled: ModuleType) -> DrawTokens:
+    return NativeOperators(compiled, exact=False).draw_tokens
 
 
 def logits_of(size: int, seed: int = 0, spread: float = 3) -> Tensor:
@@ -67,20 +63,20 @@ PARAMS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
 @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in rows().items()])
-def test_draws_are_torchs(compiled: DrawTokens, row: Tensor, params: dict[str, Any]) -> None:
+def test_draws_are_torchs(native: DrawTokens, row: Tensor, params: dict[str, Any]) -> None:
     asked = SamplingParams(**params)
     draws = [Draw(row, asked, seed << 33 | 5, 3 + seed % 4) for seed in range(12)]
-    found, expected = compiled(draws), draw_tokens(draws)
+    found, expected = native(draws), draw_tokens(draws)
     # Rounding may decide between two that are equally good, and whether one more token reaches top-p.
     assert sum(a[0].token != b[0].token for a, b in zip(found, expected, strict=True)) <= (len(row) > 10_000)
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=str)
 @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in rows().items()])
-def test_what_stays_is_what_torch_keeps(compiled: DrawTokens, row: Tensor, params: dict[str, Any]) -> None:
+def test_what_stays_is_what_torch_keeps(native: DrawTokens, row: Tensor, params: dict[str, Any]) -> None:
     """All that stay are ranked, in torch's order and with its odds."""
     asked = Draw(row, SamplingParams(**params), 9, 4, ranks=len(row))
-    (found,), (expected,) = compiled([asked]), draw_tokens([asked])
+    (found,), (expected,) = native([asked]), draw_tokens([asked])
     odds, wanted = (torch.zeros(len(row), dtype=torch.float64) for _ in range(2))
     for into, ranked in ((odds, found), (wanted, expected)):
         into[[each.token for each in ranked]] = torch.tensor([each.odds for each in ranked], dtype=torch.float64)
@@ -96,10 +92,10 @@ def test_what_stays_is_what_torch_keeps(compiled: DrawTokens, row: Tensor, param
 
 
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.7}, {"top_k": 9, "min_p": 0.02}], ids=str)
-def test_draws_follow_the_distribution(compiled: DrawTokens, params: dict[str, Any]) -> None:
+def test_draws_follow_the_distribution(native: DrawTokens, params: dict[str, Any]) -> None:
     row, asked, count = logits_of(40, 6, 2), SamplingParams(temperature=1.3, **params), 40_000
     drawn = torch.tensor(
-        [each[0].token for each in compiled([Draw(row, asked, i % 200, i // 200) for i in range(count)])]
+        [each[0].token for each in native([Draw(row, asked, i % 200, i // 200) for i in range(count)])]
     )
     expected = narrowed(row.double(), asked).softmax(-1) * count
     found = torch.bincount(drawn, minlength=len(row)).double()
@@ -111,28 +107,28 @@ def test_draws_follow_the_distribution(compiled: DrawTokens, params: dict[str, A
     assert apart < freedom + 4 * (2 * freedom) ** 0.5
 
 
-def test_of_equals_the_first_is_the_likeliest(compiled: DrawTokens) -> None:
+def test_of_equals_the_first_is_the_likeliest(native: DrawTokens) -> None:
     row = torch.zeros(100)
     row[[17, 40, 99]] = 1
-    ranked = compiled([Draw(row, SamplingParams(temperature=0), 0, 0, 4)])[0]
+    ranked = native([Draw(row, SamplingParams(temperature=0), 0, 0, 4)])[0]
     assert [each.token for each in ranked] == [17, 40, 99, 0]
     assert [each.odds for each in ranked[:3]] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"top_p": 0.5}], ids=str)
-def test_nothing_is_drawn_from_unsound_logits(compiled: DrawTokens, params: dict[str, Any]) -> None:
+def test_nothing_is_drawn_from_unsound_logits(native: DrawTokens, params: dict[str, Any]) -> None:
     bad = [torch.full((70,), NOTHING), logits_of(70), logits_of(70)]
     bad[1][69], bad[2][3] = float("nan"), float("inf")
     sound = logits_of(70)
-    found = compiled([Draw(row, SamplingParams(**params), 1, 1) for row in (*bad, sound)])
+    found = native([Draw(row, SamplingParams(**params), 1, 1) for row in (*bad, sound)])
     assert [len(each) for each in found] == [0, 0, 0, 1]
-    assert compiled([]) == []
+    assert native([]) == []
 
 
 @pytest.mark.parametrize("sizes", [(4096, 100, 4096), (100, 4096, 7)])
-def test_rows_of_one_call_may_differ_in_length(compiled: DrawTokens, sizes: tuple[int, ...]) -> None:
+def test_rows_of_one_call_may_differ_in_length(native: DrawTokens, sizes: tuple[int, ...]) -> None:
     """A draft head's own tokens, which greedy requests are drafted from, are fewer than the model's."""
     draws = [Draw(logits_of(size, i), SamplingParams(temperature=i % 2), 3, 5, 2) for i, size in enumerate(sizes)]
-    assert [[each.token for each in row] for row in compiled(draws)] == [
+    assert [[each.token for each in row] for row in native(draws)] == [
         [each.token for each in row] for row in draw_tokens(draws)
     ]

@@ -8,23 +8,13 @@ from typing import Any
 import pytest
 import torch
 from smelt.quant.activations import ActivationRounding
-from smelt.runtime.native import library
 from smelt.runtime.native.linears import CodesLinear
 from smelt.runtime.weights.matrix import Matrix
 from torch import Tensor
 
-from .test_native import BY_TOKEN
+from .random_matrix import BY_TOKEN
 
 MS = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def compiled() -> ModuleType:
-    notices: list[str] = []
-    found = library.kernels(notices.append)
-    if found is None:
-        pytest.skip(notices[-1])
-    return found
 
 
 def _loops(threads: Any, begun: int, times: list[float], of: int = 2) -> int:

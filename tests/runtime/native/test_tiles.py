@@ -1,0 +1,129 @@
+"""AMX tiles, or their emulation, beside the vector kernels."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import pytest
+import torch
+from smelt.runtime.native import library
+from smelt.runtime.native.linears import CodesLinear
+from smelt.runtime.native.try_tiles import tried
+from smelt.runtime.weights.matrix import Matrix
+
+from .random_matrix import BY_TOKEN, coded_matrix, randn
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+@pytest.mark.parametrize(("columns", "group"), [(256, 32), (384, 128), (192, 96), (256, 256)])
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_matrix_tiles_give_the_same_bits(
+    compiled: ModuleType, bits: int, columns: int, group: int, asymmetric: bool
+) -> None:
+    """What is computed on matrix tiles, emulated where the processor has none, beside vector instructions."""
+    for dtype in (torch.bfloat16, torch.float32):
+        matrix = coded_matrix(bits, 75, columns, group, asymmetric=asymmetric, dtype=dtype)
+        linear = CodesLinear(compiled, matrix, randn(75, seed=1), exact=False)
+        for rows in (3, 16, 17, 32, 70):
+            x = randn(rows, columns, seed=rows).bfloat16()
+            found = torch.empty(rows, 75, dtype=torch.bfloat16)
+            assert compiled.linear_tiles(linear.handle, x.data_ptr(), rows, found.data_ptr(), 2)
+            assert torch.equal(found, linear(x))
+
+
+@pytest.mark.parametrize(("columns", "group"), [(256, 32), (384, 128), (256, 256)])
+def test_matrix_tiles_read_planes(compiled: ModuleType, columns: int, group: int) -> None:
+    """Both of them as one weight, and the upper one alone."""
+    for dtype in (torch.bfloat16, torch.float32):
+        matrix = coded_matrix(8, 75, columns, group, asymmetric=False, dtype=dtype)
+        planes = CodesLinear(compiled, matrix, randn(75, seed=1), exact=False, planes=True)
+        upper = planes.upper()
+        assert upper is not None
+        for linear in (planes, upper):
+            for rows in (3, 17, 70):
+                x = randn(rows, columns, seed=rows).bfloat16()
+                found = torch.empty(rows, 75, dtype=torch.bfloat16)
+                assert compiled.linear_tiles(linear.handle, x.data_ptr(), rows, found.data_ptr(), 2)
+                assert torch.equal(found, linear(x))
+
+
+def test_matrix_tiles_by_token(compiled: ModuleType) -> None:
+    codes = torch.randint(-128, 128, (96, 1024), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+    linear = CodesLinear(
+        compiled, Matrix(codes, "int8", 8, torch.full((96, 1), 0.01), None, BY_TOKEN), None, exact=False
+    )
+    x = randn(40, 1024).bfloat16()
+    found = torch.empty(40, 96, dtype=torch.bfloat16)
+    assert compiled.linear_tiles(linear.handle, x.data_ptr(), 40, found.data_ptr(), 2)
+    assert torch.equal(found, linear(x))
+
+
+def test_groups_that_matrix_tiles_do_not_take(compiled: ModuleType) -> None:
+    linear = CodesLinear(
+        compiled, coded_matrix(4, 40, 200, 8, asymmetric=False, dtype=torch.bfloat16), None, exact=False
+    )
+    x, found = randn(20, 200).bfloat16(), torch.empty(20, 40, dtype=torch.bfloat16)
+    assert not compiled.linear_tiles(linear.handle, x.data_ptr(), 20, found.data_ptr(), 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "right", "kept", "said"),
+    [
+        (library.Verdict.RIGHT, True, "right", None),
+        (library.Verdict.WRONG, False, "wrong", "give wrong results"),
+        (-signal.SIGILL, False, "wrong", "give wrong results"),
+        (library.Verdict.REFUSED, False, None, "the operating system does not allow them"),
+        (1, False, None, "exit status 1"),
+        (-signal.SIGKILL, False, None, "exit status -9"),
+    ],
+)
+def test_what_a_trial_of_matrix_tiles_ends_with(
+    code: int, right: bool, kept: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A verdict is kept and not asked for again; a trial that broke is none."""
+    runs: list[Any] = []
+
+    def run(*arguments: Any, **_: Any) -> Any:
+        runs.append(arguments)
+        return subprocess.CompletedProcess(arguments, code)
+
+    monkeypatch.setattr(library.subprocess, "run", run)
+    for _ in range(2):
+        messages: list[str] = []
+        assert library._tiles_are_right(tmp_path / "library.so", messages.append) == right
+        assert (said is None and not messages) or (said is not None and said in messages[0])
+    assert len(runs) == (1 if kept else 2)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ([kept] if kept else [])
+
+
+@pytest.mark.slow
+def test_a_trial_of_matrix_tiles_runs(compiled: ModuleType) -> None:
+    """The process itself, on whatever this processor is."""
+    assert compiled.__file__ is not None
+    expected = "right" if "amx_int8" in library.processor_features() else "the operating system does not allow them"
+    assert library._tiles_tried(Path(compiled.__file__)) == expected
+
+
+@pytest.mark.parametrize("wrong_rows", [0, 33])
+def test_trying_matrix_tiles_finds_what_is_wrong(compiled: ModuleType, wrong_rows: int) -> None:
+    class Tiled:
+        """The kernels as they would be with matrix tiles, of which some are broken."""
+
+        used = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(compiled, name)
+
+        def use_tiles(self) -> bool:
+            self.used = True
+            return True
+
+        def linear(self, handle: Any, x: int, rows: int, out: int, threads: int) -> None:
+            if not (self.used and rows == wrong_rows):
+                compiled.linear(handle, x, rows, out, threads)
+
+    assert tried(cast(ModuleType, Tiled())) == (library.Verdict.WRONG if wrong_rows else library.Verdict.RIGHT)
