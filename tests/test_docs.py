@@ -243,6 +243,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("block", [block for block in _blocks("python") if block.page.name not in NOT_RUN], ids=str)
 def test_python_runs(block: Block, examples: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

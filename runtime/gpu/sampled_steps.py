@@ -16,7 +16,8 @@ from ...system.progress import Log
 from ..decoder.model import Model
 from ..decoder.parts.kv_cache import KeysValues
 from ..kernels.base.precompile import precompile_work
-from ..kernels.rows.sample_tokens import SamplingState, sample_tokens
+from ..kernels.rows.sample_tokens import sample_tokens
+from ..kernels.rows.sampling_state import SamplingState
 from ..speculation.eagle.draft_head import DraftHead
 from .cache import GpuKeysValues
 from .gpu_step import GpuStep

@@ -16,7 +16,8 @@ from ..engine.setup.config import EngineConfig
 from ..engine.setup.loading import DTYPES
 from ..fusions import Fusions
 from ..gpu.operators import GpuOperators
-from ..kernels.rows.sample_tokens import choices, sample_tokens
+from ..kernels.rows.sample_tokens import sample_tokens
+from ..kernels.rows.sampling_state import choices
 from ..requests.trace import Arrival
 from ..weights.checkpoint import Checkpoint
 from .bench import run_load

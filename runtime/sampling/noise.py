@@ -3,7 +3,7 @@
 It depends on nothing else. So a request's tokens are the same wherever they are chosen, also after it was preempted, and a
 drafter chooses its tokens with the noise that the model's own will be chosen with: both agree more often than by independent
 draws, and the model's tokens do not depend on what was drafted (Daliri et al., arXiv:2408.07978).
-:mod:`smelt.runtime.kernels.rows.sample_tokens` and the CPU's kernels draw the same.
+:mod:`smelt.runtime.kernels.rows.draw_narrowly` and the CPU's kernels draw the same.
 """
 
 from __future__ import annotations

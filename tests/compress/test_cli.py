@@ -22,10 +22,7 @@ QUICK = [
         "calibrate.length=32",
         "evaluate.windows=4",
         "evaluate.limit=40",
-        "evaluate.speed.prompt=32",
-        "evaluate.speed.generate=8",
-        "evaluate.speed.concurrency=[1]",
-        "evaluate.speed.repeats=2",
+        "evaluate.speed=false",  # which tests of smelt eval measure
     )
     for part in ("--set", field)
 ]

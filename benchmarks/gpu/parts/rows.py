@@ -13,7 +13,8 @@ from smelt.runtime.kernels.rows.cached import layer_cache
 from smelt.runtime.kernels.rows.normalize_rows import Norm, normalize_rows
 from smelt.runtime.kernels.rows.quantize_rows import quantize_rows
 from smelt.runtime.kernels.rows.rotate_and_store import RotaryTables, rotate_and_store
-from smelt.runtime.kernels.rows.sample_tokens import choices, sample_tokens
+from smelt.runtime.kernels.rows.sample_tokens import sample_tokens
+from smelt.runtime.kernels.rows.sampling_state import choices
 
 from ..job import Job, Row
 from ..place import Place

@@ -22,7 +22,8 @@ from ...gpu.step_kinds import StepKinds, buckets
 from ...gpu.step_tables import Room, SequenceTokens, TableLayout
 from ...kernels.base.precompile import precompile_work
 from ...kernels.base.targets import target_of
-from ...kernels.rows.sample_tokens import SamplingState, choices, sample_tokens
+from ...kernels.rows.sample_tokens import sample_tokens
+from ...kernels.rows.sampling_state import SamplingState, choices
 from ...requests.params import SamplingParams
 from ...requests.sequence import Request, Sequence
 from ...sampling.logit_statistics import LogitStatistics

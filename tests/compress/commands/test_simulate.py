@@ -71,6 +71,7 @@ def test_what_is_left_out_is_counted(trace: Path, tiny: Callable[..., Path]) -> 
     assert f"{longer} of 80 requests are longer than 60 tokens" in found.stdout
 
 
+@pytest.mark.slow
 def test_random_requests_of_a_scheme_on_this_machine(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no calibration is kept
     found = _simulate(

@@ -115,6 +115,7 @@ def test_what_is_chosen_later_is_said_to_be_open(built: Built) -> None:
     assert found[TRANSFORMERS].loads
 
 
+@pytest.mark.slow
 def test_what_a_checkpoint_says_is_what_its_plan_said(built: Built) -> None:
     for name in ("llama pruned unevenly", "llama W4A16 of 344", "mixtral W4A16_ASYM", "qwen3 W4A16 embedding"):
         case = CASES[name]

@@ -98,7 +98,7 @@ def _accepted(draw: random.Random, tiny: Callable[..., Path], output: Path) -> R
     raise AssertionError("plans accept none of 200 recipes")
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", range(60))
 def test_what_a_plan_accepts_runs_and_is_served(number: int, tiny: Callable[..., Path], tmp_path: Path) -> None:
     recipe = _accepted(random.Random(number), tiny, tmp_path / "out")

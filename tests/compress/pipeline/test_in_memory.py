@@ -44,6 +44,7 @@ def test_experts_with_zero_points_are_taken_over(tmp_path: Path) -> None:
     assert "quantized experts" in vllm.why
 
 
+@pytest.mark.slow
 def test_it_writes_the_bytes_of_a_recipe_on_the_same_model(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(SMELT_6M)
     tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)

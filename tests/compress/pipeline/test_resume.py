@@ -172,6 +172,7 @@ def test_an_interrupt_that_falls_into_a_destructor_still_ends_the_work(default_i
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_the_same_recipe_gives_the_same_bytes_and_another_seed_others(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -229,6 +229,7 @@ def test_an_adapter_has_sensitivities_of_its_own(
     assert len(list(kept.glob("sensitivity-*.json"))) == 2
 
 
+@pytest.mark.slow
 def test_all_experts_get_one_scheme_and_the_head_may_have_its_own(
     tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:

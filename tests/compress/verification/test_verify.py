@@ -300,6 +300,7 @@ def test_a_record_does_not_allow_itself_to_run_code(made: tuple[Path, ReportData
     assert Remeasurement.plan(claims, None, trust_task_code=True).settings.trust_task_code
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -288,6 +288,7 @@ def test_seeds_choose_rotations(tmp_path: Path) -> None:
     assert all(not torch.equal(a, b) for a, b in pairwise(rotations[1:]))
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "settings", [{"group_size": 32}, {"scheme": "W4A8", "group_size": 32, "inputs": "static"}], ids=str

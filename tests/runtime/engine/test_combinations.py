@@ -193,7 +193,7 @@ def _numbers(output: RequestOutput) -> list[float]:
     return [number for place in places for number in sorted((place or {}).values(), reverse=True)]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", range(60))
 def test_every_request_gets_what_it_gets_alone(number: int, tiny: Callable[..., Path], tmp_path: Path) -> None:
     draw = random.Random(number)

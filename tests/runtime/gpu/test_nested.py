@@ -34,6 +34,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("rows", "columns", "group"), [(96, 256, 128), (80, 320, 64), (64, 128, 128)])

@@ -21,7 +21,7 @@ CASES = [
 ]
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(5)
 @interpreted
 @pytest.mark.parametrize(("kernel", "case"), CASES)
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")

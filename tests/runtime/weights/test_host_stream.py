@@ -23,6 +23,7 @@ STEPS = [[(0, 12), (1, 4)], [(0, 6)], [(0, 1), (1, 1)], [(1, 1)]]
 WIDE = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("scheme", [None, "W4A16", "W8A8", "FP8_BLOCK", "NVFP4A16"])
 @pytest.mark.parametrize("architecture", ["llama", "mixtral", "gpt_neox"])
 def test_logits_are_those_of_weights_that_stay(

@@ -35,7 +35,7 @@ GENERATOR = torch.Generator().manual_seed(11)
 STATIC = [("W8A8", "static"), ("W8A8", "static_asymmetric"), ("W4A8", "static"), ("W4AFP8", "static")]
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("architecture", "scheme", "inputs"),
     [

@@ -9,14 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from smelt.runtime import SamplingParams
-from smelt.runtime.kernels.rows.sample_tokens import (
-    SamplingState,
-    choices,
-    launches,
-    lowest_that_stays,
-    outputs,
-    sample_tokens,
-)
+from smelt.runtime.kernels.rows.draw_narrowly import lowest_that_stays
+from smelt.runtime.kernels.rows.sample_tokens import launches, outputs, sample_tokens
+from smelt.runtime.kernels.rows.sampling_state import SamplingState, choices
 from smelt.runtime.requests.sequence import Request, Sequence
 from smelt.runtime.sampling.draw import draw_tokens, narrowed
 from smelt.runtime.sampling.sampling import changed_logits, draw_for
