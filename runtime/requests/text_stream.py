@@ -55,7 +55,7 @@ class TextStream:
     ) -> None:
         self._decode = decoding(tokenizer, skip_special_tokens=skip_special_tokens)
         # A benchmark lets a model repeat its end token thousands of times: with each all of them would be decoded again.
-        self._left_out = _special_tokens(tokenizer) if skip_special_tokens else frozenset[int]()
+        self._left_out = special_tokens(tokenizer) if skip_special_tokens else frozenset[int]()
         self._stop, self._includes_stop = stop, include_stop
         self._tokens = self._context(prompt)
         self._from = 0  # decoding begins here, early enough to join words correctly
@@ -151,7 +151,7 @@ class TextStream:
         return list(prompt[-next(whole, _CONTEXT) :])
 
 
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """What decoding without special tokens leaves out."""
     found = _SPECIAL.get(tokenizer)
     if found is None:

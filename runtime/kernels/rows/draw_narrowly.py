@@ -26,6 +26,7 @@ def with_noise(logits, temperature, bits):
 
 @triton.jit
 def inverse_of(temperature):
+    """Of a temperature, which may be zero."""
     return 1.0 / tl.maximum(temperature, 1e-30)
 
 

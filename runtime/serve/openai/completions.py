@@ -18,7 +18,7 @@ from ..model.deltas import Delta, Deltas
 from ..model.running import Running
 from ..model.served_model import ServedModel
 from .fields import MOST_SEQUENCES, SamplingFields, TextsOrTokens
-from .token_text import TokenText
+from .token_text import TextPlaces, TokenText
 from .usage import backend, usage
 
 _MAX_TOKENS = 16
@@ -112,7 +112,7 @@ class Completions:
         choices = []
         for number, output in enumerate(outputs):
             for delta in Deltas().of(output):
-                choice = self._choice(number, output, delta)
+                choice = self._choice(number, output, delta, self._places())
                 if self._request.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = self._texts.vllm(
                         output.prompt_logprobs or [], self._request.prompt_logprobs
@@ -126,14 +126,13 @@ class Completions:
     async def pieces(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a stream."""
         deltas = [Deltas() for _ in self.running.latest]
-        offsets: dict[tuple[int, int], int] = {}
+        places: dict[tuple[int, int], TextPlaces] = {}
         options = self._request.stream_options
         async for number, output in self.running.outputs():
             for delta in deltas[number].of(output):
                 key = number, delta.index
-                begins = key not in offsets
-                choice = self._choice(number, output, delta, begins=begins, offset=offsets.get(key, 0))
-                offsets[key] = offsets.get(key, 0) + len(choice["text"])
+                begins = key not in places
+                choice = self._choice(number, output, delta, places.setdefault(key, self._places()), begins=begins)
                 chunk: dict[str, Any] = {**self._head, "choices": [choice]} | backend(output)
                 if options is not None and options.continuous_usage_stats:
                     chunk["usage"] = self._usage()
@@ -150,24 +149,28 @@ class Completions:
     def _only_echo(self) -> bool:
         return self._request.max_tokens == 0
 
+    def _places(self) -> TextPlaces:
+        return TextPlaces(self._texts, skip_special_tokens=self._request.skip_special_tokens)
+
     def _choice(
-        self, number: int, output: RequestOutput, delta: Delta, *, begins: bool = True, offset: int = 0
+        self, number: int, output: RequestOutput, delta: Delta, places: TextPlaces, *, begins: bool = True
     ) -> dict[str, Any]:
         echoes = begins and self._request.echo
         tokens, logprobs, text = delta.tokens, delta.logprobs, delta.text
         first: Sequence[TokenLogprobs | None] = logprobs
         if self._only_echo:
             tokens, first, text = [], [], ""
+        prompt, prompt_text = list[int](), ""
         if echoes:
-            tokens = [*output.prompt_token_ids, *tokens]
-            text = self._prompt_text(number, output) + text
+            prompt, prompt_text = output.prompt_token_ids, self._prompt_text(number, output)
             first = [None, *(output.prompt_logprobs or []), *first]
         finish = "length" if self._only_echo and delta.finish_reason else delta.finish_reason
         choice: dict[str, Any] = {
-            "index": number * (self._request.n or 1) + delta.index, "text": text, "logprobs": None, "finish_reason": finish,
+            "index": number * (self._request.n or 1) + delta.index, "text": prompt_text + text, "logprobs": None, "finish_reason": finish,
         }  # fmt: skip
         if self._request.logprobs is not None:
-            choice["logprobs"] = self._texts.completion(tokens, first, offset)
+            begun = [*places.of_prompt(prompt, prompt_text), *places.of_output(tokens)]
+            choice["logprobs"] = self._texts.completion([*prompt, *tokens], first, begun)
         if isinstance(delta.stop_reason, str) or (delta.stop_reason in (self._request.stop_token_ids or ())):
             choice["stop_reason"] = delta.stop_reason
         if self._request.return_token_ids:

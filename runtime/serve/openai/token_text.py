@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from ...requests.sequence import TokenLogprobs
+from ...requests.text_stream import special_tokens
 from ..model.served_model import ServedModel
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -31,24 +33,37 @@ def piece_bytes(piece: str) -> bytes:
 
 
 class TokenText:
-    """The texts of single tokens; each is decoded once."""
+    """The texts of single tokens; each is decoded once.
+
+    Attributes:
+        special: tokens that texts may leave out.
+    """
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._known: dict[int, str] = {}
         self._bytes: dict[int, bytes] = {}
+        tokenizer = model.tokenizer
+        self.special = frozenset[int]() if tokenizer is None else special_tokens(tokenizer)
 
     def of(self, token: int) -> str:
-        """A token's text; ``token_id:N`` if it is a part of a character."""
+        """A token's text as it goes on another; ``token_id:N`` if it is a part of a character."""
         found = self._known.get(token)
         if found is None:
-            text = (
-                self._model.decode([token], skip_special_tokens=False)
-                if self._model.tokenizer is not None
-                else _UNFINISHED
-            )
+            if self._model.tokenizer is None:
+                text = _UNFINISHED
+            else:
+                # Sentencepiece's decoders leave out the space before a first word.
+                letter, before = ([], "") if token in self.special else self._letter
+                text = self._model.decode([*letter, token], skip_special_tokens=False).removeprefix(before)
             found = self._known[token] = f"token_id:{token}" if _UNFINISHED in text else text
         return found
+
+    @cached_property
+    def _letter(self) -> tuple[list[int], str]:
+        """Tokens of a letter, and their text."""
+        tokens = self._model.encode("a", add_special_tokens=False)
+        return tokens, self._model.decode(tokens)
 
     def bytes_of(self, token: int) -> bytes:
         """A token's own bytes, which may be a part of a character."""
@@ -62,27 +77,22 @@ class TokenText:
         return found
 
     def completion(
-        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], offset: int
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], places: Sequence[int]
     ) -> dict[str, Any]:
         """In the form of ``/v1/completions``.
 
         Args:
             tokens: with their log probabilities.
             logprobs: of each: the token's own, and of the most likely ones; None for the first of a prompt.
-            offset: of the first one's text.
+            places: where each begins in the text.
         """
-        texts = [self.of(token) for token in tokens]
-        offsets, decoder = [], getincrementaldecoder("utf-8")("replace")  # a character ends with the last of its tokens
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(decoder.decode(self.bytes_of(token)))
         return {
-            "tokens": texts,
+            "tokens": [self.of(token) for token in tokens],
             "token_logprobs": [
                 None if known is None else _finite(known[token]) for token, known in zip(tokens, logprobs, strict=True)
             ],
             "top_logprobs": [None if known is None else self._by_text(known) for known in logprobs],
-            "text_offset": offsets,
+            "text_offset": list(places),
         }
 
     def chat(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs], count: int) -> dict[str, Any]:
@@ -128,3 +138,40 @@ class TokenText:
 
 def _finite(value: float) -> float:
     return max(_LEAST, value)
+
+
+class TextPlaces:
+    """Where each token of a choice begins in its text, whether that comes at once or in pieces.
+
+    Args:
+        texts: of the tokens.
+        skip_special_tokens: whether outputs leave special tokens out.
+    """
+
+    def __init__(self, texts: TokenText, *, skip_special_tokens: bool) -> None:
+        self._texts, self._skips = texts, skip_special_tokens
+        self._decoder = getincrementaldecoder("utf-8")("replace")  # a character ends with the last of its tokens
+        self._place = 0
+
+    def of_prompt(self, tokens: Sequence[int], text: str) -> list[int]:
+        """A prompt's, which comes before all others; its text has what the client sent, and no token that the tokenizer added."""
+        return [self._next(token, self._in_prompt(token, text)) for token in tokens]
+
+    def of_output(self, tokens: Sequence[int]) -> list[int]:
+        """Those of the next tokens of the output."""
+        return [self._next(token, 0 if self._skips and token in self._texts.special else None) for token in tokens]
+
+    def _next(self, token: int, width: int | None) -> int:
+        place = self._place
+        self._place += len(self._decoder.decode(self._texts.bytes_of(token))) if width is None else width
+        return place
+
+    def _in_prompt(self, token: int, text: str) -> int | None:
+        """The characters of the text that are a token's; None if they are as many as its own."""
+        own = self._texts.of(token)
+        if text.startswith(own, self._place):
+            return None
+        if token in self._texts.special:
+            return 0
+        # A tokenizer may begin a text with a space.
+        return len(own) - 1 if own[:1] == " " and text.startswith(own[1:], self._place) else None

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -16,11 +17,12 @@ import torch
 from smelt.runtime import Engine, EngineConfig, SamplingParams
 from smelt.runtime.serve.model.answer_format import AnswerOptions
 from smelt.runtime.serve.model.loader import ModelLoader
-from smelt.runtime.serve.openai.token_text import TokenText, piece_bytes
+from smelt.runtime.serve.openai.token_text import TextPlaces, TokenText, piece_bytes
 from smelt.system.errors import SmeltError
 from transformers import AutoModelForCausalLM
 
 from ....tiny import SMELT_6M
+from ...engine.test_text import TOKENIZERS
 from ..serving import Serving, served, serving
 
 PROMPT = "The river ran"
@@ -198,9 +200,12 @@ def test_bytes_of_parts_of_characters_join_to_the_text(server: Serving) -> None:
     raw = b"".join(bytes(each["bytes"]) for each in content)
     assert b"".join(map(TokenText(model).bytes_of, tokens)).decode() == "ννν 🚀"
     assert b"token_id" not in raw
-    found = TokenText(model).completion(tokens, [None] * len(tokens), 3)
-    assert found["text_offset"][0] == 3
-    assert found["text_offset"][-1] < 3 + len("ννν 🚀")
+    text = "ννν 🚀"
+    places = TextPlaces(TokenText(model), skip_special_tokens=True)
+    found = [*places.of_prompt(tokens, text), *places.of_output(tokens)]
+    assert found[0] == 0
+    assert found[len(tokens)] == len(text)
+    assert found[len(tokens) :] == [len(text) + place for place in found[: len(tokens)]]
 
 
 @pytest.mark.parametrize(("piece", "raw"), [("<0xE2>", b"\xe2"), ("âĤ", b"\xe2\x82"), ("Ġ", b" "), ("Ċ", b"\n")])
@@ -214,6 +219,46 @@ def test_what_is_echoed_is_what_was_sent(server: Serving) -> None:
     assert found["text"] == prompt
     places = found["logprobs"]["text_offset"]
     assert [prompt[a:b] for a, b in zip(places, [*places[1:], len(prompt)], strict=True)] == found["logprobs"]["tokens"]
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_places_are_those_in_the_text_streamed_or_not(skip: bool, server: Serving) -> None:
+    """Of tokens that have a text, special ones and parts of characters among them."""
+    model = next(iter(server.models))
+    special = model.encode("<|endoftext|>")
+    prompt = [*special, *model.encode("Hi ν"), *special, *model.encode(" there 🚀")]
+    biases = {str(token): 90.0 for token in [*special, *model.encode("ν once 🚀")]}
+    body: dict[str, Any] = {
+        "model": model.name, "prompt": prompt, "max_tokens": 16, "seed": 1, "echo": True, "logprobs": 0, "logit_bias": biases,
+        "ignore_eos": True, "skip_special_tokens": skip,
+    }  # fmt: skip
+    [choice] = _post(server, "completions", **body)["choices"]
+    text, places = choice["text"], choice["logprobs"]["text_offset"]
+    ends = [*places[1:], len(text)]
+    known = [
+        (text[a:b], token)
+        for a, b, token in zip(places, ends, choice["logprobs"]["tokens"], strict=True)
+        if not token.startswith("token_id:")
+    ]
+    assert all(found == ("" if skip and token == "<|endoftext|>" else token) for found, token in known[:-1])
+    streamed = list[int]()
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=60) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                streamed += json.loads(line[6:])["choices"][0]["logprobs"]["text_offset"]
+    assert streamed == places
+
+
+def test_tokens_of_sentencepiece_have_their_spaces() -> None:
+    tokenizer = TOKENIZERS["sentencepiece"]()
+    model: Any = SimpleNamespace(tokenizer=tokenizer, encode=tokenizer.encode, decode=tokenizer.decode)
+    texts = TokenText(model)
+    named = {name: tokenizer.convert_tokens_to_ids(name) for name in ("▁the", "me", "</s>", "<0xCE>")}
+    assert [texts.of(token) for token in named.values()] == [" the", "me", "</s>", f"token_id:{named['<0xCE>']}"]
+    ids = [tokenizer.bos_token_id, named["▁the"], named["▁the"], named["me"]]
+    places = TextPlaces(texts, skip_special_tokens=True)
+    assert places.of_prompt(ids, "the theme") == [0, 0, 3, 7]
+    assert places.of_output([named["▁the"], tokenizer.eos_token_id, named["me"]]) == [9, 13, 13]
 
 
 @pytest.fixture
