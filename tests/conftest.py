@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, _built: dict[str, tuple[Path,
         return shutil.copytree(kept, tmp_path_factory.mktemp(architecture) / "model")
 
     return build
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless browser of this machine."""
+    api = pytest.importorskip("playwright.sync_api")
+    program = next(
+        (p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome")) if p), None
+    )
+    if program is None:
+        pytest.skip("needs chromium or chrome on PATH")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()
 
 
 @pytest.fixture

@@ -185,7 +185,7 @@ class Model:
         return pipelined(self, stages, pieces, batch.block_size, store, self.spec.hidden, result, aux)
 
     def leave_states(self, after: Sequence[int], store: KeysValues, sink: StatesSink, *, waits: bool = False) -> None:
-        """Let steps leave hidden states between layers, which a draft head reads; with ``pp`` and ``cp`` all ranks call it.
+        """Let steps leave hidden states between layers, which a draft head on the first rank reads; with ``pp`` and ``cp`` others call it, too.
 
         Args:
             after: after how many layers, each.

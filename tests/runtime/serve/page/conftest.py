@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,21 +11,6 @@ from smelt.runtime.engine.engine import Engine
 
 from ..serving import TEMPLATE, Serving, served, serving
 from .shown import CONTINUES, Opened
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless browser of this machine."""
-    api = pytest.importorskip("playwright.sync_api")
-    program = next(
-        (p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome")) if p), None
-    )
-    if program is None:
-        pytest.skip("needs chromium or chrome on PATH")
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture
