@@ -102,8 +102,8 @@ class Model:
         )
         if offload is not None:
             self.stream_layers(0)  # whoever knows how much memory is left may let more of them stay
-        several = max(self.ranks.count, self.stages.count, self.context.count) > 1
-        self._run = self._through_layers if several or offload is not None else operators.lower(self._through_layers)
+        whole = not self._is_divided and offload is None
+        self._run = operators.lower(self._through_layers) if whole else self._through_layers
         self.stack: Stack | None = None
         # Neither attends around a ring, nor norms heads that other ranks have.
         if (
@@ -128,6 +128,10 @@ class Model:
         self._staged: StagedStates | None = None
         self._adapters: Adapters | None = None
         self._shares: set[str] = set()  # tables that are another model's
+
+    @property
+    def _is_divided(self) -> bool:
+        return max(self.ranks.count, self.stages.count, self.context.count) > 1
 
     def stream_layers(self, resident: int) -> None:
         """Bring offloaded layers ahead of their use.
@@ -258,7 +262,7 @@ class Model:
         Raises:
             RuntimeProblem: its operators cannot apply any.
         """
-        if max(self.ranks.count, self.stages.count, self.context.count) > 1:
+        if self._is_divided:
             raise RuntimeProblem("adapters are not applied on several ranks; merge the adapter with smelt merge")
         if not self.operators.takes_adapters:
             raise RuntimeProblem(
@@ -364,16 +368,19 @@ class Model:
         return self._offload is not None
 
     def first_layers(self, count: int) -> Model:
-        """A model of its first layers, the same ones, and its head.
+        """A model of its first layers, the same ones, and its head; or this stage's part of it.
 
         Args:
             count: how many.
         """
         found = copy.copy(self)
-        found.aux = None
-        found.layers = self.layers[:count]
-        found._run = self.operators.lower(found._through_layers)
-        found.stack = self.operators.stack([layer.parts for layer in found.layers]) if self.stack is not None else None
+        found.aux = found._staged = None
+        before = self.stages.layers(len(self.spec.layers)).start
+        found.layers = self.layers[: max(0, count - before)]
+        found._run = found._through_layers if self._is_divided else self.operators.lower(found._through_layers)
+        found.stack = None
+        if self.stack is not None and found.layers:
+            found.stack = self.operators.stack([layer.parts for layer in found.layers])
         return found
 
     def share_tables(self, other: Model) -> None:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -155,8 +156,9 @@ class Engine:
 
     def _parts(self) -> EngineParts:
         blocks = self.reservation.blocks
+        divided = None if self._workers is None else partial(self._workers.compute_runs, drafts=True)
         return EngineParts(
-            self.model, self._store, blocks, self.ends, self.config, self.max_model_len, self._host, self._log
+            self.model, self._store, blocks, self.ends, self.config, self.max_model_len, self._host, self._log, divided
         )
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from ..decoder.model import Model
@@ -18,12 +20,20 @@ class ModelDrafter(StepwiseDrafter):
         model: the drafter.
         cache: its keys and values.
         verifying: of the engine whose model verifies.
+        divided: lets other ranks compute their share of some tokens, if the drafter is a part of a model that is divided.
     """
 
-    def __init__(self, model: Model, cache: DraftCache, verifying: Verifying) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: DraftCache,
+        verifying: Verifying,
+        divided: Callable[[list[Run]], None] | None = None,
+    ) -> None:
         # Its length may be shorter than the verifier's.
         super().__init__(cache, model.draw_tokens, verifying, longest=model.spec.max_length)
         self.model = model
+        self._divided = divided
 
     def unprepared(self, sequence: Sequence) -> int:
         """Those that have no keys and values of this model."""
@@ -32,6 +42,8 @@ class ModelDrafter(StepwiseDrafter):
     def compute(self, runs: list[Run]) -> Tensor:
         """A step of the drafter; returns the wanted rows of logits."""
         store = self._cache.store
+        if self._divided is not None:
+            self._divided(runs)
         with self._device:
             return self.model(self.model.batch(runs, store.block_size), store)
 

@@ -12,6 +12,7 @@ from ....system.errors import RuntimeProblem
 from ....system.progress import Log
 from ...decoder.model import Model
 from ...decoder.parts.batch import Run
+from ...parallel.stages import RankPlace
 from ...speculation.caches import OwnCache, SharedCache
 from ...speculation.model_drafter import ModelDrafter
 from ...weights.checkpoint import Checkpoint
@@ -34,6 +35,7 @@ class DraftModel:
         shares: whether it uses the verifier's keys and values.
         nbytes: of its weights, besides those that it shares with the verifier.
         is_part: whether its layers are the verifier's own.
+        is_divided: whether each rank has a part of it, as of the verifier.
         after: none: it reads no states of the verifier's layers.
     """
 
@@ -41,6 +43,7 @@ class DraftModel:
     shares: bool
     nbytes: int
     is_part: bool = False
+    is_divided: bool = False
     after: tuple[int, ...] = ()
 
     @classmethod
@@ -87,36 +90,44 @@ class DraftModel:
         return cls(model, shares, nbytes=model.own_bytes())
 
     @classmethod
-    def nested(cls, opened: Checkpoint, verifier: Model, *, log: Log) -> Self:
-        """The upper planes of the verifier's own weights.
+    def nested(cls, opened: Checkpoint, verifier: Model, place: RankPlace, *, divides_experts: bool, log: Log) -> Self:
+        """The upper planes of the verifier's own weights. All ranks call it.
+
+        Args:
+            opened: the verifier's checkpoint.
+            verifier: the model, or this rank's part of it.
+            place: this process' among those that compute the model.
+            divides_experts: whether each rank has some experts whole.
+            log: gets messages for the user.
 
         Raises:
-            RuntimeProblem: it has none.
+            RuntimeProblem: no rank's part has any.
         """
         operators = verifier.operators.upper()
-        if operators is None:
+        if not any(place.world.gather_data(operators is not None)):
             raise RuntimeProblem(
                 "drafter is nested, but the checkpoint has no weights of 8 bits without zero-points that Smelt's kernels compute here; quantize it"
                 " with scheme W4in8, or use another drafter"
             )
-        model = Model(opened, operators)
-        model.share_tables(verifier)
+        model = verifier  # of a stage without such weights
+        if operators is not None:
+            model = Model(opened, operators, place.ranks, place.stages, place.context, divides_experts=divides_experts)
+            model.share_tables(verifier)
         log("the upper four of 8 bits draft")
-        return cls(model, shares=True, nbytes=0)
+        return cls(model, shares=True, nbytes=0, is_divided=True)
 
     @classmethod
     def early_exit(cls, verifier: Model, layers: int, *, log: Log) -> Self:
-        """The verifier's own first layers with its lm_head.
+        """The verifier's own first layers with its lm_head. All ranks call it.
 
         Raises:
             RuntimeProblem: it has no more than that.
         """
-        if layers >= len(verifier.layers):
-            raise RuntimeProblem(
-                f"drafter is early-exit:{layers}, but the model has {len(verifier.layers)} layers; give fewer"
-            )
-        log(f"the first {layers} of {len(verifier.layers)} layers draft")
-        return cls(verifier.first_layers(layers), shares=True, nbytes=0, is_part=True)
+        count = len(verifier.spec.layers)
+        if layers >= count:
+            raise RuntimeProblem(f"drafter is early-exit:{layers}, but the model has {count} layers; give fewer")
+        log(f"the first {layers} of {count} layers draft")
+        return cls(verifier.first_layers(layers), shares=True, nbytes=0, is_part=True, is_divided=True)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes that it adds to a cache block."""
@@ -136,7 +147,7 @@ class DraftModel:
             cache = OwnCache(
                 self.model.keys_values(parts.blocks, config.block_positions, self.model.dtype), parts.blocks
             )
-        return ModelDrafter(self.model, cache, parts.verifying)
+        return ModelDrafter(self.model, cache, parts.verifying, parts.divided if self.is_divided else None)
 
 
 def _check_vocabulary(path: Path, opened: Checkpoint, of_drafter: Checkpoint, verifier: Model, model: Model) -> None:

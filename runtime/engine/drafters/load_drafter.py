@@ -20,7 +20,7 @@ from .loaded_head import LoadedHead
 def load_drafter(
     config: EngineConfig, opened: Checkpoint, verifier: Model, place: RankPlace, *, log: Log
 ) -> DraftWeights | None:
-    """Load what a configuration names; None if that has no weights, and on all ranks but the first, which drafts for all.
+    """Load what a configuration names; None if that has no weights, and on all ranks but the first if this one drafts for all.
 
     Args:
         config: of the engine.
@@ -32,12 +32,12 @@ def load_drafter(
     Raises:
         SmeltError: it cannot be read, or does not fit the verifier.
     """
-    if config.drafter in (None, LOOKUP) or place.world.rank > 0:
-        return None
     if config.drafter == NESTED:
-        return DraftModel.nested(opened, verifier, log=log)
+        return DraftModel.nested(opened, verifier, place, divides_experts=config.enable_expert_parallel, log=log)
     if config.exit_layer is not None:
         return DraftModel.early_exit(verifier, config.exit_layer, log=log)
+    if config.drafter in (None, LOOKUP) or place.world.rank > 0:
+        return None
     assert config.drafter is not None
     path = _checkpoint(config.drafter)
     if is_head(path):

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from ...speculation.model_drafter import ModelDrafter
 from ...speculation.stepwise import StepwiseDrafter
 from ...speculation.tree import TokenTree, TreeRuns
 from ...speculation.verification import verify
-from ..ranks.workers import StepMessage, Workers
+from ..ranks.workers import Workers
 from ..setup.loading import on_device_of
 from ..setup.parts import EngineParts
 from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
@@ -57,7 +57,7 @@ class TorchExecutor:
     def __init__(self, parts: EngineParts, drafter: Drafter | None = None, workers: Workers | None = None) -> None:
         self.model: RunsBatches = parts.model
         may_answer = parts.config.upper_bits_at is not None  # what drafts then is the model of the upper bits
-        self._upper = drafter.model if may_answer and isinstance(drafter, ModelDrafter) else None
+        self._upper = drafter if may_answer and isinstance(drafter, ModelDrafter) else None
         self._lay_out = parts.model.batch
         self._store, self._host, self._ends = parts.store, parts.host, parts.ends
         self._device = on_device_of(parts.model)
@@ -90,31 +90,24 @@ class TorchExecutor:
         if drafts:
             assert isinstance(self.drafter, StepwiseDrafter)
             return self.drafter.compute(runs)
-        if self._workers is not None:
-            self._workers.compute(StepMessage(StepPlan([]), runs))
-        with self._device:
-            return self.model(self._lay_out(runs, self._store.block_size), self._store)
+        return self.by_model(runs)
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> StepResult:
         """Copy blocks, draft, compute the plan's tokens and drafts, sample the next ones."""
         with nullcontext() if self._workers is None else self._workers.watched():
-            # Other ranks move theirs with the step.
             self._move_blocks(plan)
             begun = time.perf_counter()
             proposed = Drafts() if self.drafter is None else self.drafter.propose(plan)
             drafted = time.perf_counter()
             parts = [self._laid_out(chunk, proposed.of.get(chunk.sequence)) for chunk in plan.chunks]
-            # Other ranks copy all at once, so that none may depend on another.
+            # Other ranks may copy all at once, so that none may depend on another.
             sources = {target: source for source, target in plan.copies}
             copies = [(sources.get(block, block), spare) for part in parts for block, spare in part.copies]
-            self._store.copy(copies)
+            self._move_blocks(StepPlan([], copies=copies))
             runs = [run for part in parts for run in part.runs]
-            if self._workers is not None:
-                self._workers.compute(StepMessage(replace(plan, copies=plan.copies + copies), runs))
-            with self._device:
-                by_upper = [part.chunk.sequence.request.upper_bits for part in parts for _ in part.runs]
-                there = self._computed(by_upper, runs)
+            by_upper = [part.chunk.sequence.request.upper_bits for part in parts for _ in part.runs]
+            there = self._computed(by_upper, runs)
             logits = there.cpu()
         stats = self.model.logit_statistics(logits)
         result = StepResult()
@@ -179,19 +172,28 @@ class TorchExecutor:
     def _computed(self, by_upper: list[bool], runs: list[Run]) -> Tensor:
         """The runs' logits, of the model or of its upper bits."""
         if self._upper is None or not any(by_upper):
-            return self.model(self._lay_out(runs, self._store.block_size), self._store)
+            return self.by_model(runs)
         starts = list(itertools.accumulate((run.wants for run in runs), initial=0))
         found: list[Tensor] = []
         rows: list[int] = []
-        for upper, model in ((False, self.model), (True, self._upper)):
+        for upper, compute in ((False, self.by_model), (True, self._upper.compute)):
             mine = [i for i, each in enumerate(by_upper) if each == upper]
             if mine:
-                found.append(model(self._lay_out([runs[i] for i in mine], self._store.block_size), self._store))
+                found.append(compute([runs[i] for i in mine]))
                 rows += [row for i in mine for row in range(starts[i], starts[i] + runs[i].wants)]
         logits = torch.cat(found)
         return torch.empty_like(logits).index_copy_(0, torch.tensor(rows, device=logits.device), logits)
 
+    def by_model(self, runs: list[Run]) -> Tensor:
+        """The logits that some tokens want of the model, of which other ranks compute their share."""
+        if self._workers is not None:
+            self._workers.compute_runs(runs)
+        with self._device:
+            return self.model(self._lay_out(runs, self._store.block_size), self._store)
+
     def _move_blocks(self, plan: StepPlan) -> None:
+        if self._workers is not None:
+            self._workers.move(plan)
         if self._host is not None:
             self._host.swap(plan)
         self._store.copy(plan.copies)

@@ -16,6 +16,7 @@ from ...decoder.prompt_states import prompt_states
 from ...parallel.launch import joined_at, joined_by_environment, launched_count, launched_rank
 from ...parallel.ranks import RankLost, Ranks
 from ...parallel.stages import divided
+from ..drafters.draft_model import DraftModel
 from ..setup.config import EngineConfig
 from ..setup.loading import on_device_of
 from .share import EngineShare
@@ -43,8 +44,12 @@ def work(ranks: Ranks) -> None:
         if share.host is not None:
             share.host.swap(message.plan)
         share.store.copy(message.plan.copies)
+        model = share.model
+        if message.drafts:
+            assert isinstance(share.draft_model, DraftModel), "the first rank says so only of a part of the model"
+            model = share.draft_model.model
         with device:
-            share.model(share.model.batch(message.runs, config.block_size), share.store)
+            model(model.batch(message.runs, config.block_size), share.store)
 
 
 def work_unless_first(config: EngineConfig) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Self
@@ -47,16 +47,18 @@ class StepMessage:
     """What a rank needs to compute its share of a step.
 
     Attributes:
-        plan: with the blocks to move; its chunks are empty.
         runs: the tokens.
+        drafts: whether a part of the model computes them that drafts, instead of the model.
+        plan: with the blocks to move before; its chunks are empty.
     """
 
-    plan: StepPlan
     runs: list[Run]
+    drafts: bool = False
+    plan: StepPlan = field(default_factory=lambda: StepPlan([]))
 
     def numbers(self) -> list[int]:
         """As numbers."""
-        numbers = [_STEP]
+        numbers = [_STEP, self.drafts]
         for pairs in (self.plan.swap_out, self.plan.swap_in, self.plan.copies):
             numbers += [len(pairs), *(each for pair in pairs for each in pair)]
         numbers.append(len(self.runs))
@@ -76,7 +78,7 @@ class StepMessage:
     @classmethod
     def of(cls, take: Take) -> Self:
         """From these numbers."""
-        moved = []
+        drafts, moved = bool(take(1)[0]), []
         for _ in range(3):
             flat = take(2 * take(1)[0])
             moved.append(list(zip(flat[::2], flat[1::2], strict=True)))
@@ -85,7 +87,7 @@ class StepMessage:
             start, grows_to, wants, decodes, tokens, blocks, also = take(7)
             run = Run(take(tokens), start, take(blocks), grows_to, wants, decodes=bool(decodes))
             runs.append(replace(run, also=tuple((take(1)[0], take(1)[0]) for _ in range(also))))
-        return cls(StepPlan([], swap_out=moved[0], swap_in=moved[1], copies=moved[2]), runs)
+        return cls(runs, drafts, StepPlan([], swap_out=moved[0], swap_in=moved[1], copies=moved[2]))
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,7 @@ class Workers:
         self.ranks = ranks
         self._others = others
         self._problem: str | None = None
+        self._moves = StepPlan([])
         self._lock, self._computing = threading.Lock(), threading.Lock()
         self._closed = False
         self._threads = threads
@@ -255,6 +258,27 @@ class Workers:
             ranks.broadcast_data(given)
             found.place = divided(ranks, config.tp, config.pp, config.cp)
         return found, here(config)
+
+    def move(self, plan: StepPlan) -> None:
+        """Blocks that they are to move before they compute the next tokens, all at once: of copies none may depend on another."""
+        found = self._moves
+        self._moves = replace(
+            found,
+            swap_out=found.swap_out + plan.swap_out,
+            swap_in=found.swap_in + plan.swap_in,
+            copies=found.copies + plan.copies,
+        )
+
+    def compute_runs(self, runs: list[Run], *, drafts: bool = False) -> None:
+        """Let them compute their share of some tokens.
+
+        Args:
+            runs: the tokens.
+            drafts: whether a part of the model computes them that drafts.
+        """
+        message = StepMessage(runs, drafts, self._moves)
+        self._moves = StepPlan([])
+        self.compute(message)
 
     def compute(self, wanted: StepMessage | StatesMessage) -> None:
         """Let them compute their share."""

@@ -215,10 +215,6 @@ class EngineConfig:
             raise RuntimeProblem(
                 f"draft_branches is {self.draft_branches}, and cp is {self.cp}, which divides sequences; leave one of them out"
             )
-        if (self.drafter == NESTED or self.exit_layer is not None) and self.ranks > 1:
-            raise RuntimeProblem(
-                f"drafter is {self.drafter}, and {self.division}: a part of the model, which is divided, cannot draft alone; use lookup or a checkpoint"
-            )
         if self.upper_bits_at is not None and (self.drafter != NESTED or self.upper_bits_at < 1):
             raise RuntimeProblem(
                 f"upper_bits_at is {self.upper_bits_at} and drafter is {self.drafter}; it must be at least 1, with drafter nested, whose planes it needs"

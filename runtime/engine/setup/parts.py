@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ....system.progress import Log
 from ...decoder.model import Model
+from ...decoder.parts.batch import Run
 from ...decoder.parts.kv_cache import KeysValues
 from ...speculation.stepwise import Verifying
 from .config import EngineConfig
@@ -26,6 +28,7 @@ class EngineParts:
         max_model_len: the most tokens of a sequence.
         host: the cache's blocks in host memory; None if plans swap none.
         log: gets messages for the user.
+        divided: lets other ranks compute their share of tokens that a part of the model drafts; None if there are none.
     """
 
     model: Model
@@ -36,6 +39,7 @@ class EngineParts:
     max_model_len: int
     host: HostBlocks | None = None
     log: Log = lambda _: None
+    divided: Callable[[list[Run]], None] | None = None
 
     @property
     def verifying(self) -> Verifying:

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from smelt.runtime.decoder.model import Model
+from smelt.runtime.decoder.parts.batch import Run
+from smelt.runtime.engine.drafters.draft_model import DraftModel
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.gpu.layers import GpuLayers
-from smelt.runtime.parallel.stages import divided
+from smelt.runtime.gpu.nested import NestedGpuOperators
+from smelt.runtime.parallel.stages import RankPlace, divided
+from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
 
 from ...compress.coded import compressed
@@ -112,3 +117,28 @@ def test_a_ring_of_ranks(
             assert (parts - one).norm() < 2e-2 * one.norm()
         else:  # 4-bit codes are other ones where sums are rounded differently
             assert (parts - true).norm() < 1.1 * (one - true).norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "tp", "pp", "divides_experts"),
+    [("llama", 2, 1, False), ("llama", 1, 2, False), ("mixtral", 2, 1, False), ("mixtral", 2, 1, True)],
+)
+def test_each_rank_has_its_share_of_the_upper_bits(
+    tiny: Callable[..., Path], architecture: str, tp: int, pp: int, divides_experts: bool
+) -> None:
+    path = tiny(architecture, torch.float16, hidden_size=128, intermediate_size=256, num_hidden_layers=2)
+    compressed(path, "W8A16", 32)
+
+    def work(world: CountingRanks) -> list[Tensor]:
+        place, opened = RankPlace() if world.count == 1 else divided(world, tp, pp), Checkpoint(path)
+        operators = NestedGpuOperators(torch.float16, CPU)
+        model = Model(opened, operators, place.ranks, place.stages, divides_experts=divides_experts)
+        drafter = DraftModel.nested(opened, model, place, divides_experts=divides_experts, log=lambda _: None)
+        run = Run(PROMPTS[0], 0, [0], len(PROMPTS[0]), len(PROMPTS[0]))
+        return [each(each.batch([run], 16), each.keys_values(1, 16, each.dtype)) for each in (model, drafter.model)]
+
+    (whole, upper), (found, found_upper) = on_ranks(1, work)[0], on_ranks(tp * pp, work)[0]
+    assert (upper - whole).norm() > 5e-2 * whole.norm()
+    assert (found - whole).norm() < 1e-2 * whole.norm()
+    assert (found_upper - upper).norm() < 1e-2 * upper.norm()

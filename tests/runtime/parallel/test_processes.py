@@ -138,13 +138,6 @@ def test_the_first_rank_drafts(way: str, drafter: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["nested", "early-exit:2"])
-def test_a_part_of_a_divided_model_cannot_draft(drafter: str) -> None:
-    with pytest.raises(RuntimeProblem, match="which is divided"):
-        engine(SMELT_6M, drafter=drafter, tp=2)
-
-
-@pytest.mark.slow
 def test_a_drafter_that_cannot_be_loaded_ends_all_ranks() -> None:
     before = set(children(os.getpid()))
     with pytest.raises(RuntimeProblem, match="nowhere; it must be lookup"):
