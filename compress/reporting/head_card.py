@@ -11,7 +11,8 @@ import yaml
 from ...models.directory.directory import ModelDirectory
 from ..results.report import ReportData
 from .card import base_name, portable, taken_over
-from .markdown import drafts_section, plain
+from .markdown import plain, shown
+from .tables.speed_tables import draft_table
 
 _VLLM = """vllm serve MODEL --speculative-config '{"method": "eagle3", "model": "PATH", "num_speculative_tokens": 3}'"""
 
@@ -38,7 +39,7 @@ def head_card(report: ReportData, checkpoint: Path, original: ModelDirectory, re
         "",
         f"It was {plain(done)}.",
         "",
-        *drafts_section(report),
+        *([] if (gains := draft_table(report)) is None else shown(gains)),
         f"Measured on Smelt's runtime, {report.machine.cores} cores of {plain(report.machine.processor)}.",
         "",
         "## Use",

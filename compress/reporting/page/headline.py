@@ -9,7 +9,7 @@ from ...results import wording
 from ...results.report import ReportData
 from ...results.result import Against, Change, ModelResult
 from ...results.tasks import primary_tasks
-from .html_tables import Cell, Row, Table, table
+from ..tables.table import Cell, Row, Table, table
 
 _MOST_IN_ROWS = 4
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...results import wording
 from ...results.report import ReportData
 from ...results.result import Against, Change, Interval, ModelResult, Spread
-from .html_tables import Cell, Row, Table, table
+from ..tables.table import Cell, Row, Table, table
 
 
 @dataclass(frozen=True)

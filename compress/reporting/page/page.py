@@ -18,13 +18,14 @@ from ...results.report import ReportData
 from ...results.result import ModelResult
 from ..plot.measures import accuracy
 from ..plot.pareto import ParetoPlot, drawn_models, pareto
+from ..tables.accuracy_tables import accuracy_tables
+from ..tables.models_table import models_table
+from ..tables.speed_tables import speeds
+from ..tables.table import Table
 from ..templates.rendering import render
-from .accuracy_tables import accuracy_tables, named
 from .headline import headline
-from .html_tables import Cell, Row, Table, table
 from .layer_bars import layer_bars
 from .numbers import every_number
-from .speed_tables import speeds
 from .text_samples import samples
 from .time_bars import time_bars
 from .training_curves import training_curves
@@ -139,26 +140,7 @@ def _tradeoff(report: ReportData) -> Tradeoff:
         said += f" Not drawn, as not both were measured: {', '.join(absent)}."
     if len(drawn) > 8:
         said += " Names are shown where there is room; the table lists all."
-    return Tradeoff(pareto(report), pareto(report, _NARROW), said, _models(report))
-
-
-def _models(report: ReportData) -> Table | None:
-    rows: list[Row] = []
-    for i, model in enumerate(report.models):
-        size, text, speed = model.size, model.text, model.speed
-        linear = size.linear_bits_per_weight if size is not None else None
-        cells: list[Cell | None] = [
-            named(report, model),
-            Cell(model.scheme),
-            None if size is None else Cell(wording.bytes_(size.bytes), size.bytes),
-            None if size is None else Cell(wording.fixed(size.bits_per_weight, 2), size.bits_per_weight),
-            None if linear is None else Cell(wording.fixed(linear, 2), linear),
-            None if text is None else Cell(wording.perplexity(text.perplexity), text.perplexity),
-            None if speed is None else Cell(wording.number(speed.decode_rate.median), speed.decode_rate.median),
-        ]
-        rows.append((i, cells))
-    heads = ["model", "scheme", "checkpoint", "bits per weight", "in quantized linears", "perplexity"]
-    return table("Models", [*heads, "decode, tokens/s"], rows, words=["scheme"])
+    return Tradeoff(pareto(report), pareto(report, _NARROW), said, models_table(report))
 
 
 def _made(report: ReportData) -> Made:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...results import wording
 from ...results.report import ReportData
 from ...results.result import TimePart
-from .html_tables import Cell, Row, Table, table
+from ..tables.table import Cell, Row, Table, table
 
 _HUES = 8
 _ROOM_FOR_KEY = 4.5  # percent of the width below which a segment's number would not fit

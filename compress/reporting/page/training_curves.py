@@ -9,7 +9,7 @@ from ...results import wording
 from ...results.report import ReportData
 from ...results.result import ModelResult, TrainingPoint, TrainingRecord
 from ..plot.plot_axis import PlotAxis, Tick
-from .html_tables import Cell, Row, Table, table
+from ..tables.table import Cell, Row, Table, table
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP = 760, 300, 52, 14, 40, 30
 # The report's names of losses.

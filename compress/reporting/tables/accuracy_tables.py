@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ...results import wording
 from ...results.report import ReportData
-from ...results.result import Change, ModelResult, TaskChange, TaskResult
-from .html_tables import Cell, Row, Table, table
+from ...results.result import Change, TaskChange, TaskResult
+from .models_table import named
+from .table import Cell, Row, Table, table
 
 _TEXT_HEADS = ["model", "perplexity", "change", "bits per byte", "change of bits", "KL, nats", "top-1 agreement"]
 _GUARANTEE_HEADS = [
@@ -17,12 +18,6 @@ _TASK_HEADS = ["model", "task", "metric", "value", "difference", "gained / lost"
 def accuracy_tables(report: ReportData) -> list[Table]:
     """The tables of text and tasks that were measured."""
     return [found for found in (_text(report), _tasks(report), _guarantees(report)) if found is not None]
-
-
-def named(report: ReportData, model: ModelResult) -> Cell:
-    """A model's name as the first cell of a row, with its role where it is the baseline."""
-    tag = "baseline" if model.role == "baseline" and len(report.models) > 1 else ""
-    return Cell(model.name, model.name, notes=(tag,), kind="name")
 
 
 def change_cell(change: Change | None) -> Cell | None:
@@ -58,7 +53,7 @@ def _text(report: ReportData) -> Table | None:
     said = "; ".join(
         reading if len(readings) == 1 else f"{reading} ({', '.join(models)})" for reading, models in readings.items()
     )
-    note = f"{said}. Under each value its 95% interval, where there is one."
+    note = f"{said}. With each value its 95% interval, where there is one."
     return table("Text", _TEXT_HEADS, rows, note=note)
 
 
@@ -73,7 +68,7 @@ def _tasks(report: ReportData) -> Table | None:
                 changes = model.against.tasks if model.against is not None else []
                 change = next((c for c in changes if _key(c) == key), None)
                 rows.append((i, [named(report, model), *_task_cells(task), *_change_cells(change)]))
-    note = f"{'; '.join(shots.values())}. Under each value its 95% interval, where there is one."
+    note = f"{'; '.join(shots.values())}. With each value its 95% interval, where there is one."
     return table("Tasks", _TASK_HEADS, rows, words=["task", "metric"], note=note)
 
 

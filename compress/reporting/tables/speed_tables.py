@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...results import wording
 from ...results.report import ReportData
 from ...results.result import Change, Speed, Spread
-from .accuracy_tables import named
-from .html_tables import Cell, Row, Table, table
+from .models_table import named
+from .table import Cell, Row, Table, table
 
 _ALONE = ["model", "first token", "prefill, tokens/s", "of limit", "decode, tokens/s", "of its limit"]
 _ALONE += ["peak memory", "load time"]
@@ -37,11 +37,11 @@ class Speeds:
 
 def speeds(report: ReportData) -> Speeds | None:
     """Speed of the models, and the kernels used; None if nothing was measured."""
-    found = Speeds(_speed_tables(report), _kernel_tables(report))
+    found = Speeds(speed_tables(report), _kernel_tables(report))
     return found if found.tables or found.kernels else None
 
 
-def _speed_tables(report: ReportData) -> list[Table]:
+def speed_tables(report: ReportData) -> list[Table]:
     """A single request, then each load; only what was measured."""
     alone: list[Row] = []
     loaded: list[Row] = []
@@ -87,12 +87,12 @@ def _speed_tables(report: ReportData) -> list[Table]:
     found = [
         table("Single request", _ALONE, alone, note=_shape(report)),
         table("Concurrent requests", _LOADED, loaded),
-        _draft_table(report),
+        draft_table(report),
     ]
     return [each for each in found if each is not None]
 
 
-def _draft_table(report: ReportData) -> Table | None:
+def draft_table(report: ReportData) -> Table | None:
     """What speculative decoding gains, by load."""
     rows: list[Row] = []
     said: dict[str, None] = {}
@@ -100,12 +100,11 @@ def _draft_table(report: ReportData) -> Table | None:
         found = model.drafts
         if found is None:
             continue
-        said[f"{model.name}, drafted by {found.drafter}: {found.verdict}."] = None
+        shape = f"prompts of {found.prompt} tokens of the text, {found.generate} generated"
+        said[f"{model.name}, drafted by {found.drafter}, {shape}: {found.verdict}."] = None
         for load in found.loads:
             tokens, accepted = load.tokens_per_verification, load.accepted
             positions = ", ".join(wording.share(each) for each in load.accepted_by_position)
-            change = _change(load.speedup)
-            bounds = wording.interval(load.speedup.interval, wording.factor)
             rows.append(
                 (
                     i,
@@ -115,14 +114,14 @@ def _draft_table(report: ReportData) -> Table | None:
                         Cell(str(load.concurrency), load.concurrency),
                         _measured(load.alone, wording.number),
                         _measured(load.drafted, wording.number),
-                        replace(change, notes=(bounds, *change.notes)),
+                        _change(load.speedup),
                         None if tokens is None else Cell(wording.fixed(tokens, 2), tokens),
                         None if accepted is None else Cell(wording.share(accepted), accepted, notes=(positions,)),
                         Cell(f"{load.same_answers} of {load.requests}", load.same_answers / load.requests),
                     ],
                 )
             )
-    note = "With and without drafts in turns, on prompts of the text. Under the accepted share that of each position in a draft."
+    note = "With and without drafts in turns. With the accepted share that of each position in a draft."
     return table("Speculative decoding", _DRAFTED, rows, words=["drafter"], note=" ".join([note, *said]))
 
 
@@ -150,7 +149,7 @@ def _shape(report: ReportData) -> str:
     ranges = any(len(s.decode_rate.values) > 1 for s in speeds)
     said = f"{'; '.join(sorted(shapes)).capitalize()}. {turns}"
     if ranges:
-        said += " Medians; below them the smallest and largest repeat."
+        said += " Medians; with them the smallest and largest repeat."
     if any(s.decode_limit is not None for s in speeds):
         said += " The limit of decoding is reading the weights from memory."
     if any(s.prefill_limit is not None for s in speeds):
@@ -166,7 +165,9 @@ def _measured(spread: Spread, say: Callable[[float], str], change: Change | None
 def _change(change: Change) -> Cell:
     text = wording.speedup(change.ratio)
     kind = "worse" if text.endswith("slower") else "plain"
-    return Cell(text, change.ratio, notes=(wording.noise(change),), kind=kind)
+    return Cell(
+        text, change.ratio, notes=(wording.interval(change.interval, wording.factor), wording.noise(change)), kind=kind
+    )
 
 
 def _part(part: float | None, limit: float | None) -> Cell | None:

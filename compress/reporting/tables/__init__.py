@@ -1,0 +1,1 @@
+"""A report's tables, which its page and its Markdown show."""
