@@ -99,6 +99,7 @@ def on_the_host(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_drafts_are_verified_where_tokens_are_sampled(
     engine_of: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

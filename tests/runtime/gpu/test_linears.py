@@ -42,21 +42,19 @@ def _is_weight_only(scheme: str) -> bool:
     return scheme.endswith("A16") and scheme not in ("W8A16", "W2A16")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "scheme"),
     [
         *(
             # The kernels have cases of their own, of each format.
-            pytest.param(
-                "llama", scheme, marks=[pytest.mark.slow] if scheme in ("W3A16", "FP8_BLOCK", "MXFP4A16") else []
-            )
+            ("llama", scheme)
             for scheme in SUPPORTED
             if scheme in REPORTED or _is_weight_only(scheme)
         ),
         ("mixtral", "W4A16"),
-        pytest.param("mixtral", "FP8_DYNAMIC", marks=pytest.mark.slow),
-        pytest.param("gemma2", "W8A16", marks=pytest.mark.slow),
+        ("mixtral", "FP8_DYNAMIC"),
+        ("gemma2", "W8A16"),
     ],
 )
 def test_a_checkpoint_computes_what_it_does_without_kernels(

@@ -94,6 +94,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_each_gate_falls() -> None:
     done = subprocess.run([sys.executable, "-c", BAD], capture_output=True, text=True, env=ENVIRONMENT, check=True)
     shared, spilled, narrow, broken, plain = done.stdout.splitlines()

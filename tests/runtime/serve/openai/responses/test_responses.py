@@ -251,6 +251,7 @@ def test_json_follows_its_schema(client: openai.OpenAI) -> None:
             assert stream.get_final_response().output_parsed == found.output_parsed
 
 
+@pytest.mark.slow
 def test_a_required_call_has_arguments_of_its_schema(client: openai.OpenAI) -> None:
     asked = {
         **ASKED, "tools": [WEATHER, TIME], "max_output_tokens": 200, "temperature": 1.0, "parallel_tool_calls": False,
