@@ -71,17 +71,17 @@ def plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def shown(found: Table, heading: str = "##") -> list[str]:
-    """One of the report's tables, with its caption as a heading and its note.
+def shown(found: Table, *, titled: bool = True) -> list[str]:
+    """One of the report's tables, below its caption and its note.
 
     Args:
         found: the table.
-        heading: the level of its caption; empty for none.
+        titled: whether they are shown.
     """
     of_numbers = [column.of_numbers for column in found.columns]
     rows = [[_cell(cell) for cell in cells] for _, cells in found.rows]
     note = [plain(found.note), ""] if found.note else []
-    above = [f"{heading} {found.caption}", "", *note] if heading else []
+    above = [f"## {found.caption}", "", *note] if titled else []
     return [*above, *_lines([column.head for column in found.columns], rows, of_numbers)]
 
 
@@ -95,7 +95,7 @@ def _cell(cell: Cell | None) -> str:
 
 def _overview(report: ReportData) -> list[str]:
     found = models_table(report)
-    return [] if found is None else shown(found, "")
+    return [] if found is None else shown(found, titled=False)
 
 
 def _tables(report: ReportData) -> list[str]:

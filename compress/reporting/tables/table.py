@@ -1,4 +1,4 @@
-"""Tables as plain data, which ``templates/macros.html.jinja`` writes."""
+"""Tables as plain data, which ``templates/macros.html.jinja`` writes for the page, and :mod:`..markdown` as Markdown."""
 
 from __future__ import annotations
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.decoder.parts.batch import Run
 from smelt.runtime.engine.executors.torch_executor import TorchExecutor
-from smelt.runtime.native.library import kernels
 from smelt.runtime.speculation.counts import DraftCounts
 from smelt.runtime.speculation.model_drafter import ModelDrafter
 from smelt.system.errors import RuntimeProblem
@@ -75,21 +73,6 @@ def test_an_early_exit_drafts_what_it_drafts_on_one_process(
     with closing(Engine(model, **exits, **WAYS[way], **HOST, **ENGINE)) as several:
         assert answered(several, PROMPTS) == (tokens, counted)
     assert counted.all_accepted > 0
-
-
-@pytest.fixture(scope="module")
-def w4in8(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """smelt-6m, whose two forms say something."""
-    if kernels(print) is None:
-        pytest.skip("Smelt's compiled kernels cannot be used here")
-    recipe = {
-        "model": str(SMELT_6M),
-        "output": str(tmp_path_factory.mktemp("w4in8") / "out"),
-        "calibrate": {"samples": 8, "length": 64},
-        "evaluate": False,
-        "steps": [{"quantize": {"scheme": "W4in8", "ignore": []}}],
-    }
-    return run(Recipe.model_validate(recipe), progress=False).checkpoint
 
 
 def by_both(engine: Engine, tokens: list[int]) -> tuple[Tensor, Tensor]:

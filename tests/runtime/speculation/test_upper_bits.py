@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.decoder.prompt_states import prompt_states
-from smelt.runtime.native.library import kernels
 from smelt.runtime.serve.openai.usage import backend, usage
 from smelt.runtime.speculation.model_drafter import ModelDrafter
 from smelt.system.errors import RuntimeProblem
@@ -22,21 +20,6 @@ TEXTS = ["The river ran past the old mill", "She opened the door and", "In the m
 PROMPTS: list[list[int]] = [AutoTokenizer.from_pretrained(SMELT_6M)(text).input_ids for text in TEXTS]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 ENGINE: dict[str, Any] = {"quiet": True, "max_model_len": 128, "kv_cache_memory_bytes": 1 << 22, "drafter": "nested"}
-
-
-@pytest.fixture(scope="module")
-def w4in8(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """smelt-6m: a trained model, of which no two tokens are about as likely for long."""
-    if kernels(print) is None:
-        pytest.skip("Smelt's compiled kernels cannot be used here")
-    recipe = {
-        "model": str(SMELT_6M),
-        "output": str(tmp_path_factory.mktemp("w4in8") / "out"),
-        "calibrate": {"samples": 8, "length": 64},
-        "evaluate": False,
-        "steps": [{"quantize": {"scheme": "W4in8", "ignore": []}}],
-    }
-    return run(Recipe.model_validate(recipe), progress=False).checkpoint
 
 
 def _first(engine: Engine, prompt: list[int], upper: bool) -> int:
