@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from smelt.runtime import Engine
 from smelt.runtime.requests.sequence import Sequence
-from smelt.runtime.scheduling.plan import Chunk, StepPlan
-from smelt.runtime.speculation.drafter import Chains, Drafter, Drafts
-from smelt.runtime.speculation.length import Drafted, FixedDrafts
-from smelt.runtime.speculation.lookup import LookupDrafter, parts_of
-from smelt.runtime.speculation.stepwise import DraftChoice, GrowingDraft, StepwiseDrafter
+from smelt.runtime.scheduling.plan import StepPlan
+from smelt.runtime.speculation.drafter import Chains, Drafts, Lookup
+from smelt.runtime.speculation.fixed_length import Drafted, FixedDrafts
+from smelt.runtime.speculation.length import AdaptiveDrafts
+from smelt.runtime.speculation.lookup import LookupDrafter
+from smelt.runtime.speculation.lookup_first import LookupFirst, lookup_of, weights_of
+from smelt.runtime.speculation.stepwise import DraftChoice, GrowingDraft
 from smelt.runtime.speculation.tree import DraftBranch, TokenTree
 
 
@@ -26,11 +29,13 @@ class Acceptance:
         caught: of one of the branches that begin where the chain is wrong.
         tokens: chains' tokens one after another: the odds of the drafter's second choice against each, and whether it was right; empty
             of drafters that have no odds.
+        texts: prompts and outputs, in which drafts are looked up.
     """
 
     share: float
     caught: float = 0.0
     tokens: list[tuple[float, bool]] = field(default_factory=list, repr=False)
+    texts: list[tuple[list[int], list[int]]] = field(default_factory=list, repr=False)
 
     def always_wrong(self) -> Acceptance:
         """The same odds, and nothing right."""
@@ -38,22 +43,30 @@ class Acceptance:
 
 
 class RecordedDrafts(FixedDrafts):
-    """A fixed number of draft tokens, of which it is recorded what became of each."""
+    """A fixed number of draft tokens, of which it is recorded what became of each.
 
-    def __init__(self, count: int, branches: int = 0, longest_branch: int | None = 1) -> None:
-        super().__init__(count, branches, longest_branch)
+    Attributes:
+        texts: prompts and outputs, as whoever runs it records them.
+    """
+
+    def __init__(
+        self, count: int, branches: int = 0, longest_branch: int | None = 1, lookup: Lookup | None = None
+    ) -> None:
+        super().__init__(count, branches, longest_branch, lookup)
         self._tokens: list[tuple[float, bool]] = []
+        self.texts: list[tuple[list[int], list[int]]] = []
 
     def ran(self, plan: StepPlan, drafted: Drafted, now: float) -> None:
         """Record a step's drafts."""
         super().ran(plan, drafted, now)
-        for each in drafted.of.values():
+        for each in drafted.of.values():  # those that were looked up have none
             self._tokens += [(odds, i < each.accepted) for i, odds in enumerate(each.odds[: each.tried])]
 
     def acceptance(self) -> Acceptance:
         """What was recorded."""
         total = self.total
-        return Acceptance(total.agreement or 0.0, total.caught / total.beside if total.beside else 0.0, self._tokens)
+        caught = total.caught / total.beside if total.beside else 0.0
+        return Acceptance(total.agreement or 0.0, caught, self._tokens, self.texts)
 
 
 class _Answers:
@@ -79,48 +92,63 @@ class _Answers:
         tokens_of_others = [right if caught and i == 0 else _wrong(right, 2 + i) for i in range(draft.others_each)]
         return DraftChoice(right if is_right else _wrong(right, 1), odds, [(odds, token) for token in tokens_of_others])
 
-    def fill(self, tree: TokenTree, right: SequenceOf[int]) -> None:
-        """The tokens of a tree that has none; each is right with the same probability."""
-        share = self._acceptance.share
-        for i in range(len(tree.chain)):
-            tree.chain[i] = right[i] if self._draw.random() < share else _wrong(right[i], 1)
-        agreeing = next((i for i, token in enumerate(tree.chain) if token != right[i]), None)
-        # Whether any of the branches at that place is right; which one makes no difference.
-        caught = self._draw.random() < self._acceptance.caught
-        for number, branch in enumerate(tree.branches):
-            catches = caught and branch.after == agreeing
-            caught = caught and not catches
-            for i in range(len(branch.tokens)):
-                token = right[branch.after + i]
-                is_right = catches and (i == 0 or self._draw.random() < share)
-                branch.tokens[i] = token if is_right else _wrong(token, 2 + number)
 
+class _ForcedLookup(LookupDrafter):
+    """Looks up what the other pair's lookup finds in one of the texts of its model, as far as the sequence has come."""
 
-class _ForcedLookup:
-    """As many tokens as there may be, as if it always found some."""
+    def __init__(self, answers: _Answers, texts: SequenceOf[tuple[list[int], list[int]]]) -> None:
+        super().__init__()
+        texts = [*texts]
+        random.Random(0).shuffle(texts)
+        self._answers, self._next_text = answers, itertools.cycle(texts)
+        self._other: WeakKeyDictionary[Sequence, tuple[Sequence, list[int], list[int]]] = WeakKeyDictionary()
 
-    def __init__(self, drafter: LookupDrafter, answers: _Answers) -> None:
-        self._drafter, self._answers = drafter, answers
-        self.longest_branch = drafter.longest_branch
+    def matched(self, sequence: Sequence) -> int:
+        return super().matched(self._followed(sequence))
 
-    def unprepared(self, sequence: Sequence) -> int:
-        return self._drafter.unprepared(sequence)
-
-    def replaced(self, sequence: Sequence, block: int, by: int) -> None:
-        self._drafter.replaced(sequence, block, by)
+    def share(self, sequence: Sequence) -> float:
+        return super().share(self._followed(sequence))
 
     def propose(self, plan: StepPlan, chains: Chains | None = None) -> Drafts:
-        drafts = self._drafter.propose(plan, chains)
-        drafts.of.update({chunk.sequence: _found(chunk) for chunk in plan.chunks if chunk.drafts})
-        for sequence, tree in drafts.of.items():
-            self._answers.fill(tree, self._answers.after(sequence, 2 * len(tree.chain)))
-        return drafts
+        of = {self._followed(chunk.sequence): chunk.sequence for chunk in plan.chunks}
+        theirs = replace(plan, chunks=[replace(c, sequence=self._followed(c.sequence)) for c in plan.chunks])
+        drafts = super().propose(theirs, chains)
+        return replace(drafts, of={of[other]: self._as_right(of[other], tree) for other, tree in drafts.of.items()})
+
+    def _followed(self, sequence: Sequence) -> Sequence:
+        """The other text, as long as its answer is."""
+        if sequence not in self._other:
+            prompt, output = next(self._next_text)
+            self._other[sequence] = Sequence(sequence.request, 0, list(prompt)), prompt, output
+        other, prompt, output = self._other[sequence]
+        come = len(other.tokens) - len(prompt)
+        other.tokens += output[come : len(sequence.generated)]
+        return other
+
+    def _as_right(self, sequence: Sequence, tree: TokenTree) -> TokenTree:
+        """With the right tokens where the other text's are, and wrong ones elsewhere."""
+        output = self._other[sequence][2][len(sequence.generated) :]
+        right = self._answers.after(sequence, len(tree.chain))
+
+        def forced(tokens: SequenceOf[int], after: int, by: int) -> list[int]:
+            there = [*output[after : after + len(tokens)], *[-1] * len(tokens)]
+            known = right[after : after + len(tokens)]
+            return [
+                token if ours == theirs else _wrong(token, by)
+                for token, ours, theirs in zip(known, tokens, there, strict=False)
+            ]
+
+        branches = [
+            DraftBranch(each.after, forced(each.tokens, each.after, 2 + i)) for i, each in enumerate(tree.branches)
+        ]
+        return TokenTree(forced(tree.chain, 0, 1), branches)
 
 
 def force(engine: Engine, prompts: SequenceOf[list[int]], outputs: list[list[int]], acceptance: Acceptance) -> None:
     """Let an engine's drafter be right so often.
 
-    It does all its work. The tokens of each draft, and how sure the drafter was of them, are then those of the other pair from some place on.
+    It does all its work. The tokens of each draft, and how sure the drafter was of them, are then those of the other pair from some place on; what
+    is looked up is looked up in texts of the other pair, and right where it is right there.
 
     Args:
         engine: with a drafter.
@@ -128,25 +156,23 @@ def force(engine: Engine, prompts: SequenceOf[list[int]], outputs: list[list[int
         outputs: what it says without drafts.
         acceptance: how often.
     """
-    drafter: Drafter | None = engine.drafter
     known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, outputs, strict=True)}
     answers = _Answers(known, acceptance)
-    if isinstance(drafter, LookupDrafter):
-        engine.executor.drafter = _ForcedLookup(drafter, answers)
+    weights = weights_of(engine.drafter)
+    if lookup_of(engine.drafter) is not None:
+        forced_lookup = _ForcedLookup(answers, acceptance.texts)
+        engine.executor.drafter = forced_lookup if weights is None else LookupFirst(forced_lookup, weights)
+        if isinstance(engine.drafting, AdaptiveDrafts):
+            engine.drafting._lookup = forced_lookup
+    if weights is None:
         return
-    assert isinstance(drafter, StepwiseDrafter)
-    chosen = type(drafter)._next
+    chosen = type(weights)._next
 
     def forced(drafts: dict[Sequence, GrowingDraft]) -> dict[Sequence, DraftChoice | None]:
-        chosen(drafter, drafts)
+        chosen(weights, drafts)
         return {sequence: answers.choice(sequence, draft) for sequence, draft in drafts.items()}
 
-    drafter._next = forced  # type: ignore[method-assign]
-
-
-def _found(chunk: Chunk) -> TokenTree:
-    parts = parts_of(chunk.branched, len(chunk.spare)) if chunk.spare else []
-    return TokenTree([0] * chunk.drafts, [DraftBranch(0, [0] * part) for part in parts if part])
+    weights._next = forced  # type: ignore[method-assign]
 
 
 def _wrong(token: int, by: int) -> int:

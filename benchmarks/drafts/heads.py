@@ -104,7 +104,7 @@ def main() -> None:
     make = prompts_of(tokenizer, PROMPT, TextSource("builtin", "evaluation"))
     prompts = [make(PROMPT, seed) for seed in range(RECORDED)]
     text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:100000]
-    others = text_prompts(list(tokenizer(text).input_ids), RECORDED, copies=False)
+    others = text_prompts(list(tokenizer(text).input_ids), RECORDED)
     rows: dict[str, list[dict[str, Any]]] = {"small": [], "big": []}
     known = {pair.name: acceptance(pair, prompts) for pair in small}
     shares = {

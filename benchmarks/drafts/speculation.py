@@ -4,7 +4,8 @@
 
 First smelt-6m and its own forms on real text, whose acceptance is real. Then a Llama of 1.1 billion seeded random weights, which says nothing
 of acceptance: its drafters do all their work, and what they choose is then replaced by a right or a wrong token, as it was of the same pair of
-formats of smelt-6m from some place on, with the odds that its second choice had there; lookup has as many tokens as are asked for, as if it always found some, each right with the probability that was measured. Each row is one engine: a turn without drafts and one with them, in this order and then in the other.
+formats of smelt-6m from some place on, with the odds that its second choice had there; what lookup finds in a text of smelt-6m, another one for each request, or in an edited copy of a
+text, is replaced by right tokens where it is right there. Each row is one engine: a turn without drafts and one with them, in this order and then in the other.
 Turns of smelt-6m take a twentieth of a second, of which other processes can take any part: there are eight times as many.
 """
 
@@ -20,7 +21,8 @@ from typing import Any
 
 from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.speculation.length import FixedDrafts
+from smelt.runtime.speculation.fixed_length import FixedDrafts
+from smelt.runtime.speculation.lookup_first import lookup_of, weights_of
 
 from ..common import SMELT_6M, WIKITEXT_VALIDATION, add_scratch, parser, save, shared
 from ..random_model import BIG, build_billion
@@ -29,6 +31,7 @@ from .forced import Acceptance, RecordedDrafts, force
 PROMPT, OUTPUT = 64, 64
 RECORDED = 48  # prompts by which acceptance is measured
 MORE = 8  # turns of the small model
+EDITED = 0.1  # tokens of a copy that are others than those of the prompt
 FORMS: dict[str, dict[str, Any]] = {
     "w4": {"scheme": "W4A16", "rounding": "gptq"},
     "w4in8": {"scheme": "W4in8"},
@@ -43,13 +46,11 @@ class Pair:
         name: of both.
         model: its checkpoint.
         drafter: as the engine has it.
-        copies: whether prompts are made so that the output repeats them.
     """
 
     name: str
     model: Path
     drafter: str
-    copies: bool = False
 
 
 def turn(engine: Engine, prompts: SequenceOf[list[int]], output: int) -> tuple[float, list[list[int]]]:
@@ -123,6 +124,7 @@ def measure(
         "drafts": sum(counts.drafted) / counts.verified if counts.verified else 0.0,
         "by_position": [round(share, 3) for share in counts.by_position()],
         "agreement": counts.agreement,
+        "looked_up": counts.looked_up / counts.all_drafted if counts.all_drafted else 0.0,
     }
     print({key: value for key, value in found.items() if key != "by_position"}, flush=True)
     return found
@@ -132,10 +134,12 @@ def acceptance(pair: Pair, prompts: SequenceOf[list[int]], branches: int = 0) ->
     """How often drafts of three tokens are right, eight sequences at a time."""
     engine = opened(pair, draft_tokens=3, draft_branches=branches)
     assert engine.drafter is not None
-    recorded = RecordedDrafts(3, branches, engine.drafter.longest_branch)
+    where = None if weights_of(engine.drafter) is None else lookup_of(engine.drafter)
+    recorded = RecordedDrafts(3, branches, engine.drafter.longest_branch, where)
     draft(engine, recorded)
     for begin in range(0, len(prompts), 8):
-        turn(engine, prompts[begin : begin + 8], OUTPUT)
+        asked = prompts[begin : begin + 8]
+        recorded.texts += zip(asked, turn(engine, asked, OUTPUT)[1], strict=True)
     engine.close()
     return recorded.acceptance()
 
@@ -145,12 +149,17 @@ def draft(engine: Engine, drafting: FixedDrafts | None) -> None:
     engine.core.drafting = engine.scheduler.drafting = drafting
 
 
-def text_prompts(engine_tokens: list[int], count: int, *, copies: bool) -> list[list[int]]:
-    """Pieces of a text; for copying, a piece twice and the beginning of a third time."""
-    if not copies:
-        return [engine_tokens[i * 400 : i * 400 + PROMPT] for i in range(count)]
-    pieces = [engine_tokens[i * 400 : i * 400 + 24] for i in range(count)]
-    return [[*piece, *piece, *piece[:16]] for piece in pieces]
+def text_prompts(engine_tokens: list[int], count: int) -> list[list[int]]:
+    """Pieces of a text."""
+    return [engine_tokens[i * 400 : i * 400 + PROMPT] for i in range(count)]
+
+
+def edited_copies(prompts: list[list[int]]) -> list[tuple[list[int], list[int]]]:
+    """Prompts with answers that repeat them, with one token in ten replaced by another of the prompt, as in code that is edited."""
+    draw = random.Random(0)
+    return [
+        (prompt, [draw.choice(prompt) if draw.random() < EDITED else token for token in prompt]) for prompt in prompts
+    ]
 
 
 def random_prompts(count: int) -> list[list[int]]:
@@ -176,47 +185,52 @@ def forms_of(model: Path, scratch: Path, *, calibrated: bool) -> dict[str, Path]
     return found
 
 
-def small(scratch: Path, turns: int) -> tuple[list[dict[str, Any]], dict[str, Acceptance]]:
-    """smelt-6m, its forms, and real text: speeds, and how often drafts are right."""
+def small(scratch: Path, turns: int) -> tuple[list[dict[str, Any]], dict[str, Acceptance], list[list[int]]]:
+    """smelt-6m, its forms, and real text: speeds, how often drafts are right, and the prompts."""
     forms = forms_of(SMELT_6M, scratch, calibrated=True)
     probe = Engine(SMELT_6M, quiet=True)
     text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:100000]
-    tokens = list(probe.tokenizer(text).input_ids)
+    prompts = text_prompts(list(probe.tokenizer(text).input_ids), RECORDED)
     probe.close()
     pairs = [
         Pair("bf16, drafted by W4", SMELT_6M, str(forms["w4"])),
         Pair("W4in8, drafted by its upper bits", forms["w4in8"], "nested"),
         Pair("bf16, drafted by lookup", SMELT_6M, "lookup"),
-        Pair("bf16, lookup, copying", SMELT_6M, "lookup", copies=True),
+        Pair("bf16, drafted by lookup, else W4", SMELT_6M, f"lookup+{forms['w4']}"),
+        Pair("W4in8, drafted by lookup, else its upper bits", forms["w4in8"], "lookup+nested"),
     ]
     rows, known = [], {}
     for pair in pairs:
-        prompts = text_prompts(tokens, RECORDED, copies=pair.copies)
         known[pair.name] = acceptance(pair, prompts)
         rows += [measure(pair, prompts[:count], turns=MORE * turns) for count in (1, 8)]
-    return rows, known
+    return rows, known, prompts
 
 
-def big(scratch: Path, turns: int, known: dict[str, Acceptance]) -> list[dict[str, Any]]:
+def big(scratch: Path, turns: int, known: dict[str, Acceptance], texts: list[list[int]]) -> list[dict[str, Any]]:
     """A Llama of 1.1 billion weights."""
     model = build_billion(scratch)
     forms = forms_of(model, scratch, calibrated=False)
-    pairs = {
-        "bf16, drafted by W4": Pair("bf16, drafted by W4", model, str(forms["w4"])),
-        "W4in8, drafted by its upper bits": Pair("W4in8, drafted by its upper bits", forms["w4in8"], "nested"),
-        "bf16, lookup, copying": Pair("bf16, lookup, copying", model, "lookup", copies=True),
-    }
+    w4, nested = "bf16, drafted by W4", "W4in8, drafted by its upper bits"
+    copies = edited_copies(texts)
+    with_texts = {name: replace(known[name], texts=known["bf16, drafted by lookup"].texts) for name in (w4, nested)}
+    with_copies = {name: replace(each, texts=copies) for name, each in with_texts.items()}
+    lookup, else_w4, else_nested = "bf16, drafted by lookup", f"lookup+{forms['w4']}", "lookup+nested"
+    cases = [
+        (Pair(w4, model, str(forms["w4"])), known[w4]),
+        (Pair(nested, forms["w4in8"], "nested"), known[nested]),
+        (Pair(lookup, model, "lookup"), with_texts[w4]),
+        (Pair(f"{lookup}, else W4", model, else_w4), with_texts[w4]),
+        (Pair("W4in8, drafted by lookup, else its upper bits", forms["w4in8"], else_nested), with_texts[nested]),
+        (Pair("copying: bf16, drafted by lookup", model, "lookup"), with_copies[w4]),
+        (Pair("copying: bf16, drafted by lookup, else W4", model, else_w4), with_copies[w4]),
+        (
+            Pair("copying: W4in8, drafted by lookup, else its upper bits", forms["w4in8"], else_nested),
+            with_copies[nested],
+        ),
+        (Pair("bf16, drafted by W4, always wrong", model, str(forms["w4"])), known[w4].always_wrong()),
+    ]
     prompts = random_prompts(8)
-    repeated = [[*p[:24], *p[:24], *p[:16]] for p in prompts]
-    rows = []
-    for name, pair in pairs.items():
-        asked = repeated if pair.copies else prompts
-        for count in (1, 8):
-            rows.append(measure(pair, asked[:count], turns=turns, forced=known[name]))
-    for count in (1, 8):  # a drafter that is always wrong
-        wrong = replace(pairs["bf16, drafted by W4"], name="bf16, drafted by W4, always wrong")
-        rows.append(measure(wrong, prompts[:count], turns=turns, forced=known["bf16, drafted by W4"].always_wrong()))
-    return rows
+    return [measure(pair, prompts[:count], turns=turns, forced=forced) for pair, forced in cases for count in (1, 8)]
 
 
 def main() -> None:
@@ -225,9 +239,10 @@ def main() -> None:
     add_scratch(options)
     options.add_argument("--turns", type=int, default=5)
     given = options.parse_args()
-    rows, known = small(given.scratch, given.turns)
+    rows, known, texts = small(given.scratch, given.turns)
     shares = {name: each.share for name, each in known.items()}
-    found = {"turns": given.turns, "acceptance": shares, "small": rows, "big": big(given.scratch, given.turns, known)}
+    found = {"turns": given.turns, "acceptance": shares, "small": rows}
+    found["big"] = big(given.scratch, given.turns, known, texts)
     print(save("speculation", f"python -m benchmarks.drafts.speculation --turns {given.turns}", found))
 
 

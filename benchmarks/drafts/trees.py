@@ -87,7 +87,7 @@ def main() -> None:
     text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:100000]
     tokens = list(probe.tokenizer(text).input_ids)
     probe.close()
-    prompts = text_prompts(tokens, RECORDED, copies=False)
+    prompts = text_prompts(tokens, RECORDED)
     w4 = forms_of(SMELT_6M, given.scratch, calibrated=True)["w4"]
     small = [
         Pair("bf16, drafted by W4", SMELT_6M, str(w4)),

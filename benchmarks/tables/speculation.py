@@ -24,7 +24,7 @@ _MANY = 20  # turns, of which the longest and the shortest say more of the machi
 def _drafted_lines(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return [
         (
-            row["pair"], str(row["sequences"]), _share(row["forced"] if row["forced"] is not None else row["agreement"]),
+            row["pair"], str(row["sequences"]), _share(row["agreement"] if row["forced"] is None or "looked_up" in row else row["forced"]),
             f"{row['plain']:.1f}", f"{row['drafted']:.1f}",
             f"**{row['ratio']:.2f}** ({_spread(row['ratios'])})",
             "-" if row["per_verification"] is None else f"{row['per_verification']:.2f}", f"{row['drafts']:.1f}",

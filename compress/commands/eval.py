@@ -56,7 +56,7 @@ def eval_(
         str | None,
         typer.Option(
             metavar="DRAFTER",
-            help="Measure each load with drafts, too: lookup, nested, early-exit:N, or a checkpoint, which drafts for the baseline.",
+            help="Measure each load with drafts, too: lookup, nested, early-exit:N, or a checkpoint, which drafts for the baseline; lookup+ before one of these joins both.",
         ),
     ] = None,
     allow_foreign_baseline: Annotated[

@@ -11,7 +11,7 @@ from ...models.directory.directory import ModelDirectory
 from ...models.directory.find import find_checkpoint
 from ...models.text.text_source import TextSource
 from ...runtime import EngineConfig
-from ...runtime.engine.setup.config import NESTED, is_part
+from ...runtime.engine.setup.config import NESTED, draft_checkpoint, sources_of
 from ...runtime.speculation.counts import DraftCounts
 from ...system.progress import Progress
 from ...system.storage.digests import digest
@@ -30,28 +30,38 @@ class EvaluatedDrafter:
     """The drafter of an evaluation.
 
     Attributes:
-        name: ``lookup``, ``nested``, ``early-exit:N`` or a checkpoint's, for reports.
+        name: ``lookup``, ``nested``, ``early-exit:N`` or a checkpoint's, or ``lookup+`` and one of the others, for reports.
         path: the checkpoint's directory, if it is one.
+        before: ``lookup+`` before a checkpoint, or nothing.
     """
 
     name: str
     path: Path | None
+    before: str = ""
+
+    @property
+    def given(self) -> str:
+        """As an engine has it."""
+        return self.name if self.path is None else f"{self.before}{self.path}"
 
     @classmethod
     def find(cls, given: str, *, called: str | None = None, trust_remote_code: bool) -> EvaluatedDrafter:
         """What an evaluation's settings name.
 
         Args:
-            given: ``lookup``, ``nested``, ``early-exit:N``, or a checkpoint's directory or hub name.
+            given: ``lookup``, ``nested``, ``early-exit:N``, a checkpoint's directory or hub name, or ``lookup+`` and one of the others.
             called: the checkpoint's name in reports, if another one.
             trust_remote_code: run its own Python.
 
         Raises:
             SmeltError: there is no such checkpoint.
         """
-        if is_part(given):
+        checkpoint = draft_checkpoint(given)
+        if checkpoint is None:
             return cls(given, None)
-        return cls(called or given, find_checkpoint(given, trust_remote_code=trust_remote_code).path)
+        before = given.removesuffix(checkpoint)
+        found = find_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
+        return cls(f"{before}{called or checkpoint}", found.path, before)
 
     @property
     def identity(self) -> str:
@@ -59,7 +69,8 @@ class EvaluatedDrafter:
         if self.path is None:
             return self.name
         checkpoint = Subject(self.name, ModelDirectory(self.name, self.path), "candidate")
-        return digest([checkpoint.fingerprint, checkpoint.companions])
+        what = [checkpoint.fingerprint, checkpoint.companions]
+        return digest([*what, self.before] if self.before else what)
 
     def drafts_for(self, subjects: Sequence[Subject]) -> list[Subject]:
         """The models that are measured with it.
@@ -68,7 +79,8 @@ class EvaluatedDrafter:
         """
         served = [each for each in subjects if each.server is None and each.only_text is None]
         if self.path is None:
-            return [each for each in served if each.role != "baseline" or self.name != NESTED]
+            is_nested = sources_of(self.name)[1] == NESTED
+            return [each for each in served if each.role != "baseline" or not is_nested]
         others = [each for each in served if each.directory.path.resolve() != self.path.resolve()]
         return [each for each in others if each.role == "baseline"] or others
 
@@ -94,8 +106,7 @@ def measure_drafts(
     Raises:
         SmeltError: the drafter is of no use to it, or it cannot be served.
     """
-    name = drafter.name if drafter.path is None else str(drafter.path)
-    options = replace(settings.engine(engine), drafter=name)
+    options = replace(settings.engine(engine), drafter=drafter.given)
     progress.say(f"loading {subject.name} with its drafter")
     asked = sorted(set(settings.concurrency))
     turns: dict[int, list[dict[str, Any]]] = {concurrency: [] for concurrency in asked}

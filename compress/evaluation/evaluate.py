@@ -100,7 +100,7 @@ def evaluate(
     show = Progress(progress)
     if kept is not None and kept.name in (subject.name for subject in found):
         kept = kept.model_copy(update={"name": f"{kept.name} (kept)"})
-    reads = [str(each) for each in (*checkpoints, baseline, asked.drafter, asked.text) if each is not None]
+    reads = [str(each) for each in (*checkpoints, baseline, drafter and drafter.path, asked.text) if each is not None]
     with Output(Path(output), {"kind": "evaluation"}, fresh=fresh, reads=reads) as place:
         title = _title(found, kept)
         evaluation = Evaluation(

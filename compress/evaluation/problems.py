@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...models.directory.directory import ModelDirectory
 from ...models.directory.find import find_checkpoint
 from ...runtime import RuntimeProblem
-from ...runtime.engine.setup.config import LOOKUP, NESTED, is_part
+from ...runtime.engine.setup.config import LOOKUP, LOOKUP_FIRST, NESTED, draft_checkpoint
 from ...system.errors import Problem, SmeltError, nearest_name
 from ...system.hardware.device import device_named
 from .guarantee import Guarantee
@@ -129,16 +129,12 @@ def _drafter_problems(settings: Evaluate, where: str, of_recipe: bool) -> list[P
         return [
             Problem(field, "is measured with the speed's loads, and speed is not measured; set speed, or leave it out")
         ]
-    if settings.drafter != LOOKUP and is_part(settings.drafter) and settings.tp * settings.pp > 1:
-        why = "is a part of the model, which several processes divide"
-        return [Problem(field, f"{why}; use {LOOKUP} or a checkpoint, or leave out tp and pp")]
-    if is_part(settings.drafter):
+    checkpoint = draft_checkpoint(settings.drafter)
+    if checkpoint is None or (checkpoint == RESULT and of_recipe):
         return []
-    if settings.drafter == RESULT and of_recipe:
-        return []
-    known = f"it must be {LOOKUP}, {NESTED}, early-exit:N{f', {RESULT}' if of_recipe else ''} or a checkpoint"
+    known = f"it must be {LOOKUP}, {NESTED}, early-exit:N{f', {RESULT}' if of_recipe else ''} or a checkpoint, or {LOOKUP_FIRST} before one of the others"
     try:
-        find_checkpoint(settings.drafter)
+        find_checkpoint(checkpoint)
     except SmeltError as error:
         return [Problem(field, f"{error}; {known}")]
     return []

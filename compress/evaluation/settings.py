@@ -78,7 +78,7 @@ class Evaluate(RecipeModel):
     )
     drafter: PathText | None = Field(
         default=None,
-        description="Measure what speculative decoding gains: `lookup`, `nested`, `early-exit:N`, a checkpoint, or in a recipe `result`.",
+        description="Measure what speculative decoding gains: `lookup`, `nested`, `early-exit:N`, a checkpoint, in a recipe `result`; or `lookup+` and one of the others.",
     )
     samples: int = Field(default=4, ge=0, le=1000, description="Prompts whose continuations are shown side by side.")
     speed: SpeedSettings | Literal[False] = Field(

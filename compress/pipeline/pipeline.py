@@ -18,6 +18,7 @@ from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...models.text.windows import fingerprint, recut
 from ...quant.stored.compressed import CompressedModel, open_dense
+from ...runtime.engine.setup.config import draft_checkpoint
 from ...system.errors import Problem, raise_problems
 from ...system.hardware.machine import available_memory
 from ...system.hardware.resources import compute_dtype, return_memory_at_once
@@ -260,9 +261,10 @@ def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) 
     title = f"{name} compressed by Smelt"
     drafter = None
     if settings.drafter is not None:
-        is_result, trust = settings.drafter == RESULT, plan.recipe.trust_remote_code
-        given, called = (str(output.checkpoint), subjects[1].name) if is_result else (settings.drafter, None)
-        drafter = EvaluatedDrafter.find(given, called=called, trust_remote_code=trust)
+        given, called = settings.drafter, None
+        if draft_checkpoint(given) == RESULT:
+            given, called = f"{given.removesuffix(RESULT)}{output.checkpoint}", subjects[1].name
+        drafter = EvaluatedDrafter.find(given, called=called, trust_remote_code=plan.recipe.trust_remote_code)
 
     def evaluation(of: list[Subject]) -> Evaluation:
         wanted = bool(plan.recipe.evaluate)

@@ -14,7 +14,7 @@ from ..requests.output import RequestOutput
 from ..requests.sequence import Request
 from ..scheduling.plan import StepPlan
 from ..scheduling.scheduler import Scheduler
-from ..speculation.length import FixedDrafts
+from ..speculation.fixed_length import FixedDrafts
 from .executors.executor import Executor, StepHandle, StepResult
 from .recorder import Recorder
 

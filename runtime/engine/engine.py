@@ -34,8 +34,9 @@ from ..scheduling.policies.table import POLICIES
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.swapping import Swapping
 from ..speculation.drafter import Drafter
-from ..speculation.length import FixedDrafts
+from ..speculation.fixed_length import FixedDrafts
 from ..speculation.lookup import LookupDrafter
+from ..speculation.lookup_first import LookupFirst
 from ..weights.live_weights import LiveWeights
 from .core import EngineCore, Sink
 from .embedding import Pooling, embedding
@@ -49,7 +50,7 @@ from .ranks.share import EngineShare
 from .ranks.worker import work_unless_first
 from .ranks.workers import StatesMessage, Workers
 from .scoring import grouped
-from .setup.config import LOOKUP, EngineConfig
+from .setup.config import EngineConfig
 from .setup.loading import on_device_of
 from .setup.parts import EngineParts
 
@@ -150,9 +151,11 @@ class Engine:
         )
 
     def _drafter(self) -> Drafter | None:
-        if self._draft_model is not None:
-            return self._draft_model.drafter(self._parts())
-        return LookupDrafter() if self.config.drafter == LOOKUP else None
+        lookup = LookupDrafter() if self.config.looks_up else None
+        if self._draft_model is None:
+            return lookup
+        weights = self._draft_model.drafter(self._parts())
+        return weights if lookup is None else LookupFirst(lookup, weights)
 
     def _parts(self) -> EngineParts:
         blocks = self.reservation.blocks

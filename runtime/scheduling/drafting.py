@@ -18,12 +18,14 @@ class DraftSize:
         branches: how many branches it may have.
         branched: how many tokens all of them together; at least as many.
         rule: ends chains before that, and chooses branches; the same for all drafts of a step. None if nothing does.
+        looks_up: whether it is looked up, of a drafter that also has weights.
     """
 
     chain: int
     branches: int = 0
     branched: int = 0
     rule: DraftRule | None = None
+    looks_up: bool = False
 
     @property
     def tokens(self) -> int:

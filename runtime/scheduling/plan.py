@@ -42,6 +42,7 @@ class Chunk:
         spare: a block for each branch.
         rule: ends that chain before, and chooses branches; the same for all chunks. None: the chain is as long as it may be, and its likeliest
             branches are verified.
+        looks_up: whether these drafts are looked up, of a drafter that also has weights.
     """
 
     sequence: Sequence
@@ -52,6 +53,7 @@ class Chunk:
     branched: int = 0
     spare: tuple[int, ...] = ()
     rule: DraftRule | None = None
+    looks_up: bool = False
 
     @property
     def is_prompt(self) -> bool:

@@ -284,7 +284,7 @@ class Scheduler:
                 continue
             copies = self.cache.grow(sequence.blocks, computed, computed + count)
             assert copies == [], "what is after a sequence's last token is shared with no other"
-            plan.chunks[i] = replace(chunk, drafts=count, rule=size.rule)
+            plan.chunks[i] = replace(chunk, drafts=count, rule=size.rule, looks_up=size.looks_up)
             budget -= count
         for i, size in sizes.items():  # what the chains have left
             branches = min(size.branches, budget, self.cache.free)

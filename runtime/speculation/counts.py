@@ -69,6 +69,7 @@ class DraftCounts:
         drafted, accepted: draft tokens of chains, by their position in the draft.
         branched, on_branch: draft tokens of branches, and how many of them were accepted.
         beside, caught: how often a branch began where the chain was wrong, and how often it was right.
+        looked_up, looked_up_right: draft tokens that were looked up, and how many of them were accepted.
     """
 
     steps: int = 0
@@ -80,10 +81,15 @@ class DraftCounts:
     on_branch: int = 0
     beside: int = 0
     caught: int = 0
+    looked_up: int = 0
+    looked_up_right: int = 0
 
-    def add(self, outcome: DraftOutcome) -> None:
+    def add(self, outcome: DraftOutcome, *, looked_up: bool = False) -> None:
         """Count a draft."""
         drafted, accepted = outcome.drafted, outcome.accepted
+        if looked_up:
+            self.looked_up += drafted
+            self.looked_up_right += accepted
         self.branched += outcome.branched
         self.on_branch += outcome.on_branch
         self.beside += outcome.caught is not None
@@ -133,6 +139,8 @@ class DraftCounts:
             return "nothing was drafted"
         shares = ", ".join(f"{share:.0%}" for share in self.by_position()[:8])
         branches = f", and {self.on_branch} of {self.branched} on branches" if self.branched else ""
+        if 0 < self.looked_up < self.all_drafted:  # of two drafters
+            branches += f"; {self.looked_up_right} of {self.looked_up} were looked up"
         return (
             f"drafts: {self.tokens_per_verification:.2f} tokens for each that was verified; accepted"
             f" {sum(self.accepted) / sum(self.drafted):.0%} of {sum(self.drafted)} tokens, by position {shares}{branches}"

@@ -56,6 +56,18 @@ class DraftedChain:
 Chains = Callable[[dict[Sequence, PlannedChain]], dict[Sequence, DraftedChain]]
 
 
+class Lookup(Protocol):
+    """Says what would be looked up for a sequence, and how good that is."""
+
+    def matched(self, sequence: Sequence) -> int:
+        """How many of its last tokens occurred before, where a draft would begin; 0 if there would be none."""
+        ...
+
+    def share(self, sequence: Sequence) -> float:
+        """How often tokens of such a draft are right if those before them are; 0 if there would be none."""
+        ...
+
+
 class Drafter(Protocol):
     """Proposes tokens that may come next, for the model to verify.
 

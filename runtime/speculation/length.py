@@ -5,15 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from ..requests.sequence import Sequence
 from ..scheduling.drafting import DraftSize, most_drafts, takes_drafts
 from ..scheduling.plan import StepPlan
 from .acceptance import AcceptanceByOdds, AcceptanceShare, WorthOfTokens
-from .counts import DraftCounts, DraftOutcome
+from .drafter import Lookup
+from .fixed_length import Drafted, FixedDrafts, looked_up_in
 from .preparing import Preparing
+from .sources import NO_BRANCHES, DraftBranches, DraftLengths, DraftSource
 from .times_by_rows import TimesByRows
 
 # The share of all time that drafts may have cost more than they gained, and the seconds in which half of the past is forgotten.
@@ -31,6 +32,8 @@ _OTHERS_COUNT, _KEPT = 4.0, 0.97
 # The share of a step's time that deciding may take where nothing is drafted, and learning as well; therefore up to so many steps are
 # not decided on, or not learned from.
 _MOST_DECIDING, _MOST_SKIPPED = 0.001, 64
+# The share of all time that may be lost before what could be looked up is not asked at every step.
+_MOST_ASKING = 0.005
 # Steps of a number of sequences without drafts that are measured before it drafts for as many, and the share of the known time that is so much
 # less that more are.
 _MEASURED, _SHORTER = 3, 0.95
@@ -42,77 +45,8 @@ _COMPARED = 2
 _TOGETHER = 16
 # Of all sequences together.
 _ALL_KEPT = 0.999
-
-
-@dataclass(frozen=True)
-class Drafted:
-    """A step's drafts.
-
-    Attributes:
-        of: what became of the draft of each sequence that had one.
-        drafting: seconds that the drafts took.
-        prepared, preparing: tokens before the drafts that the drafter computed first, and the seconds that took besides.
-    """
-
-    of: dict[Sequence, DraftOutcome]
-    drafting: float
-    prepared: int = 0
-    preparing: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Branches:
-    """Of one sequence: how many, their tokens, and how many of these are expected to be accepted."""
-
-    count: int
-    tokens: int
-    gained: float
-
-
-_NO_BRANCHES = _Branches(0, 0, 0.0)
-
-
-class FixedDrafts:
-    """The same number of draft tokens for every sequence.
-
-    Args:
-        count: how many are in a chain.
-        branches: how many branches leave it.
-        longest_branch: how many tokens each may have; None for as many as the chain.
-
-    Attributes:
-        total: what became of them.
-    """
-
-    def __init__(self, count: int, branches: int = 0, longest_branch: int | None = 1) -> None:
-        self._count = count
-        self._branches = branches
-        self._longest_branch = longest_branch
-        self.total = DraftCounts()
-
-    def sizes(self, plan: StepPlan, budget: int) -> dict[int, DraftSize]:
-        """Always the same, or as many as there is room for."""
-        taking = [i for i, chunk in enumerate(plan.chunks) if takes_drafts(chunk)]
-        if not taking or budget <= 0:
-            return {}
-        count = min(self._count, max(1, budget // len(taking)))
-        size = DraftSize(count, self._branches, self._branches * (self._longest_branch or count))
-        return dict.fromkeys(taking, size)
-
-    def begin_load(self) -> None:
-        """Another load begins, which what drafts cost before says nothing of."""
-
-    def ran(self, plan: StepPlan, drafted: Drafted, now: float) -> None:
-        """Count a step's drafts.
-
-        Args:
-            plan: the step.
-            drafted: its drafts.
-            now: when its tokens have been recorded.
-        """
-        self.total.steps += bool(drafted.of)
-        for outcome in drafted.of.values():
-            self.total.add(outcome)
+# Of weights beside which all drafts are looked up.
+_UNUSED = 0.99
 
 
 class AdaptiveDrafts(FixedDrafts):
@@ -126,10 +60,12 @@ class AdaptiveDrafts(FixedDrafts):
     Args:
         most: the most tokens of a chain.
         verifying: times of the model's steps, as long as no others are known.
-        drafting: times of the drafter's; None if it has no steps.
+        drafting: times of the drafter's; None if nothing drafts with weights.
         unprepared: how many of a sequence's tokens the drafter would have to compute first.
         branches: the most branches of a chain.
         longest_branch: how many tokens each may have; None for as many as the chain.
+        lookup: what could be looked up; None if nothing is.
+        most_found: the most tokens of a chain that is.
         ends_by_odds: whether chains can end where the drafter is not sure.
         clock: what time it is, in seconds, for what deciding itself takes.
     """
@@ -143,10 +79,13 @@ class AdaptiveDrafts(FixedDrafts):
         branches: int = 0,
         longest_branch: int | None = 1,
         *,
+        lookup: Lookup | None = None,
+        most_found: int = 0,
         ends_by_odds: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(most, branches, longest_branch)
+        super().__init__(most, branches, longest_branch, lookup)
+        self._most_found = most_found
         self._preparing = Preparing(unprepared)
         self._verifying, self._drafting = verifying, drafting
         self._plain = TimesByRows()  # of steps without drafts
@@ -164,7 +103,6 @@ class AdaptiveDrafts(FixedDrafts):
         self._deciding = 0.0  # seconds that the last decision took
         self._skipped = self._unlearned = 0  # steps that are not decided on, or not learned from
         self._passed = 0.0  # seconds of those that were not learned from
-        self._per_draft = 0.0  # seconds of a draft token, without a drafter's own steps
 
     def sizes(self, plan: StepPlan, budget: int) -> dict[int, DraftSize]:
         """The sizes that give the step the most tokens per second."""
@@ -175,7 +113,10 @@ class AdaptiveDrafts(FixedDrafts):
         begun = self._clock()
         found = self._chosen(plan, budget)
         self._deciding = self._clock() - begun
-        if not found and self._verifying.is_known and not self._compares(plan):
+        self._lost += self._deciding
+        # What can be looked up comes and goes.
+        may_skip = self._lookup is None or self._lost > _MOST_ASKING * self._spent
+        if not found and may_skip and self._verifying.is_known and not self._compares(plan):
             # Deciding takes less than a millisecond, which is not nothing beside a small model's steps.
             self._skipped = min(_MOST_SKIPPED, int(self._deciding / (_MOST_DECIDING * self._without_drafts(plan))))
         return found
@@ -194,75 +135,121 @@ class AdaptiveDrafts(FixedDrafts):
             return {}
         if not self._verifying.is_known or self._compares(plan):
             return {}
-        shares = [self._share(sequence) for _, sequence in taking]
-        most = [min(self._count, most_drafts(sequence), budget) for _, sequence in taking]
         rows = plan.tokens
         plain = self._without_drafts(plan)
-        # Tokens per second, with what each row more would have to bring.
-        best, chosen, branches = len(taking) / plain, [0] * len(taking), [_NO_BRANCHES] * len(taking)
+        # What each row more would have to bring.
         row = max(0.0, self._verifying.of(rows + len(taking)) - self._verifying.of(rows)) / len(taking) / plain
-        useful = [self._useful(share, limit, row, len(taking)) for share, limit in zip(shares, most, strict=True)]
-        seconds = 0.0
+        sources = self._sources([sequence for _, sequence in taking], budget, row, plain)
+        found = DraftLengths(len(taking) / plain, [0] * len(taking), [NO_BRANCHES] * len(taking))
+        for looks_up in (True, False):  # what is looked up takes rows only, and may be longer
+            found = self._grown(found, sources, row * len(taking), rows, budget, looks_up=looks_up)
+        best, chosen, branches = found.speed, found.lengths, found.branches
+        if not any(chosen):
+            chosen = self._tried([sequence for _, sequence in taking], sources, rows, plain)
+        else:
+            self._fresh = min(_FRESH, max(_LEAST_FRESH, int(_PER_GAIN * (best * plain / len(taking) - 1))))
+            gain = plain / len(taking) - 1 / best  # seconds that drafts save for each token
+            for i, ((_, sequence), source) in enumerate(zip(taking, sources, strict=True)):
+                if chosen[i] and not source.looks_up and not self._preparing.pays(sequence, gain, self._prepared_guess):
+                    chosen[i] = 0
+        sizes = {
+            place: DraftSize(length, others.count, others.tokens, looks_up=source.looks_up)
+            for (place, _), length, others, source in zip(taking, chosen, branches, sources, strict=True)
+            if length
+        }
+        by_weights = {place: size for place, size in sizes.items() if not size.looks_up}
+        if by_weights and self._by_odds.is_known:
+            limits = {place: source for (place, _), source in zip(taking, sources, strict=True)}
+            others = sum(size.tokens for size in sizes.values() if size.looks_up)
+            sizes |= self._by_rule(plan, by_weights, limits, best, rows + others, budget - others)
+        return sizes
+
+    def _grown(
+        self, choice: DraftLengths, sources: list[DraftSource], row: float, rows: int, budget: int, *, looks_up: bool
+    ) -> DraftLengths:
+        """The best length of the drafts of one kind, with those of the other as they are.
+
+        Args:
+            choice: without them.
+            sources: of each sequence's draft.
+            row: what a row more would have to bring, in tokens.
+            rows: of the step without drafts.
+            budget: how many tokens all drafts may have.
+            looks_up: which kind.
+        """
+        shares = [source.share for source in sources]
+        useful = [self._useful(source, row) if source.looks_up == looks_up else 0 for source in sources]
+        before, best, longest, seconds = choice.lengths, choice, 0, 0.0
         for count in range(1, max(useful) + 1):
-            lengths = [min(count, each) for each in useful]
-            if sum(lengths) > budget or count > max(chosen) + _PATIENCE:
+            lengths = [length or min(count, each) for length, each in zip(before, useful, strict=True)]
+            if sum(lengths) > budget or count > longest + _PATIENCE:
                 break
             tokens = self._tokens(shares, lengths)
-            seconds += self._drafting_seconds_of(sum(each >= count for each in useful))
+            if not looks_up:
+                seconds += self._drafting_seconds_of(sum(each >= count for each in useful))
             speed = tokens / (seconds + self._verifying.of(rows + sum(lengths)))
-            if speed > _BETTER * best:
-                best, chosen, branches = speed, lengths, [_NO_BRANCHES] * len(taking)
+            if speed > _BETTER * best.speed:
+                best, longest = DraftLengths(speed, lengths, [NO_BRANCHES] * len(sources)), count
             if self._branches and not self._by_odds.is_known:
                 others = [
-                    self._useful_branches(share, length, row * len(taking))
-                    for share, length in zip(shares, lengths, strict=True)
+                    self._useful_branches(source, length, row) for source, length in zip(sources, lengths, strict=True)
                 ]
                 more = sum(each.tokens for each in others)
                 if more == 0 or sum(lengths) + more > budget:
                     continue
                 tokens += sum(each.gained for each in others)
                 speed = tokens / (seconds + self._verifying.of(rows + sum(lengths) + more))
-                if speed > _BETTER * best:
-                    best, chosen, branches = speed, lengths, others
-        if not any(chosen):
-            chosen = self._tried([sequence for _, sequence in taking], shares, most, rows, plain)
-        else:
-            self._fresh = min(_FRESH, max(_LEAST_FRESH, int(_PER_GAIN * (best * plain / len(taking) - 1))))
-            gain = plain / len(taking) - 1 / best  # seconds that drafts save for each token
-            for i, (_, sequence) in enumerate(taking):
-                if chosen[i] and not self._preparing.pays(sequence, gain, self._prepared_guess):
-                    chosen[i] = 0
-        sizes = {
-            place: DraftSize(length, others.count, others.tokens)
-            for (place, _), length, others in zip(taking, chosen, branches, strict=True)
-            if length
-        }
-        if sizes and self._by_odds.is_known:
-            limits = {place: (share, limit) for (place, _), share, limit in zip(taking, shares, most, strict=True)}
-            return self._by_rule(plan, sizes, limits, best, budget)
-        return sizes
+                if speed > _BETTER * best.speed:
+                    best, longest = DraftLengths(speed, lengths, others), count
+        return best
+
+    def _sources(self, sequences: list[Sequence], budget: int, row: float, plain: float) -> list[DraftSource]:
+        """What drafts for each sequence: of two, what brings more for its time.
+
+        Args:
+            sequences: all that may have drafts.
+            budget: how many tokens all drafts may have.
+            row: the share of a step's time without drafts that a row more takes.
+            plain: that time.
+        """
+        count = len(sequences)
+        # If all did the same.
+        of_row, of_step = row * count, self._drafting_seconds_of(count) / plain
+        found = []
+        for sequence in sequences:
+            limit = min(most_drafts(sequence), budget)
+            of_weights = DraftSource(self._share(sequence), 0 if self._drafting is None else min(self._count, limit))
+            looked_up = of_weights
+            if self._lookup is not None:
+                share = self._lookup.share(sequence)
+                looked_up = DraftSource(share, min(self._most_found, limit) if share else 0, looks_up=True)
+            is_better = self._drafting is None or looked_up.speed(of_row) > of_weights.speed(of_row + of_step)
+            found.append(looked_up if is_better else of_weights)
+        return found
 
     def _by_rule(
         self,
         plan: StepPlan,
         sizes: dict[int, DraftSize],
-        limits: dict[int, tuple[float, int]],
+        sources: dict[int, DraftSource],
         speed: float,
+        rows: int,
         budget: int,
     ) -> dict[int, DraftSize]:
         """Chains that end where another token would bring less than its time does at this speed, and may be longer until then; branches likewise.
 
         Args:
             plan: the step without drafts.
-            sizes: of the drafts, which would be the fastest if all of a sequence's tokens were right as often.
-            limits: the share of each sequence's tokens that are right, and the most of its chain.
+            sizes: of the drafts by weights, which would be the fastest if all of a sequence's tokens were right as often.
+            sources: of all sequences' drafts.
             speed: that is expected, in tokens per second.
-            budget: how many tokens all drafts may have.
+            rows: of the step without drafts by weights.
+            budget: how many tokens these may have.
         """
-        rows, count, tokens = plan.tokens, len(sizes), sum(size.tokens for size in sizes.values())
+        count, tokens = len(sizes), sum(size.tokens for size in sizes.values())
         drafting = self._drafting_seconds_of(count) / count
         # As long as a token that is sure to be reached would be worth its time in so long a step.
-        longer, surest = 0, max(share for share, _ in limits.values())
+        longer, surest = 0, max(source.share for source in sources.values())
         while longer < self._count and tokens + count <= budget:
             more = self._verifying.of(rows + tokens + count) - self._verifying.of(rows + tokens)
             if speed * (drafting + max(0.0, more) / count) >= surest:
@@ -270,7 +257,7 @@ class AdaptiveDrafts(FixedDrafts):
             longer, tokens = longer + 1, tokens + count
         row = max(0.0, self._verifying.of(rows + tokens) - self._verifying.of(rows)) / tokens
         everyone = self._of_all.share(_FIRST, _FIRST_COUNTS)
-        of_next = {plan.chunks[place].sequence: share for place, (share, _) in limits.items()}
+        of_next = {plan.chunks[place].sequence: source.share for place, source in sources.items()}
         rule = WorthOfTokens(
             self._by_odds,
             everyone,
@@ -282,7 +269,7 @@ class AdaptiveDrafts(FixedDrafts):
         )
         found = {}
         for place, size in sizes.items():
-            chain = min(size.chain + longer, limits[place][1])
+            chain = min(size.chain + longer, sources[place].most)
             # They take what the chain leaves.
             branches = min(self._branches, chain - 1)
             found[place] = DraftSize(chain, branches, branches, rule)
@@ -321,13 +308,12 @@ class AdaptiveDrafts(FixedDrafts):
         sequences = len(plan.chunks)
         # All of the step but deciding: also what its tokens take in Python.
         seconds = total - drafted.preparing - self._deciding
-        self._lost += self._deciding
         if not drafted.of:
             self._learn_plain(sequences, seconds)
             return
         rows = sequences + sum(each.drafted + each.branched for each in drafted.of.values())
         self._verifying.measured(rows, seconds - drafted.drafting)
-        self._learn_drafting(drafted)
+        self._learn_drafting(plan, drafted)
         # The same tokens, a step for each of a sequence's.
         gained = sum(each.accepted + each.on_branch for each in drafted.of.values()) / sequences
         lost = seconds - self._plain.of(sequences) * (1 + gained)
@@ -356,19 +342,24 @@ class AdaptiveDrafts(FixedDrafts):
         self._plain.measured(sequences, seconds)
         self._left[sequences] = _LEAST_FRESH
 
-    def _learn_drafting(self, drafted: Drafted) -> None:
-        counts = [each.drafted for each in drafted.of.values()]
-        if self._drafting is None:
-            self._per_draft += 0.1 * (drafted.drafting / sum(counts) - self._per_draft)
-        elif self._drafting.is_known:
+    def _learn_drafting(self, plan: StepPlan, drafted: Drafted) -> None:
+        looked_up = looked_up_in(plan)
+        by_weights = {sequence: outcome for sequence, outcome in drafted.of.items() if sequence not in looked_up}
+        if by_weights and self._drafting is not None and self._drafting.is_known:
+            counts = [each.drafted for each in by_weights.values()]
             # Of all its steps together; each is as much longer or shorter than known as all are.
             expected = self._drafting_seconds(counts)
             self._drafting.measured(len(counts), self._drafting.of(len(counts)) * drafted.drafting / expected)
-        for sequence, outcome in drafted.of.items():
+        for sequence, outcome in by_weights.items():
             self._of_all.add(outcome.accepted, outcome.tried, _ALL_KEPT)
             self._of_each.setdefault(sequence, AcceptanceShare()).add(outcome.accepted, outcome.tried, _KEPT)
             if self._ends_by_odds:
                 self._by_odds.add(outcome.odds[: outcome.tried], outcome.accepted)
+        if looked_up and not by_weights:  # or weights that were wrong once would never be tried again
+            self._of_all.fade(_UNUSED)
+            for sequence in looked_up & set(self._of_each):
+                self._of_each[sequence].fade(_KEPT)
+        for outcome in drafted.of.values():
             if outcome.caught is not None:
                 self._caught.add(outcome.caught, 1, _ALL_KEPT)
             elif outcome.is_chain_wrong:
@@ -385,16 +376,19 @@ class AdaptiveDrafts(FixedDrafts):
         return everyone if own is None else own.share(everyone, _OTHERS_COUNT)
 
     @staticmethod
-    def _useful(share: float, most: int, row: float, sequences: int) -> int:
+    def _useful(source: DraftSource, row: float) -> int:
         """How many of a sequence's draft tokens are worth their rows: those likely enough to be reached and accepted."""
-        count, reached = 0, share
+        count, reached = 0, source.share
         # A token is worth the time of a step, which gives each of the sequences one.
-        while count < most and reached >= row * sequences:
-            count, reached = count + 1, reached * share
+        while count < source.most and reached >= row:
+            count, reached = count + 1, reached * source.share
         return count
 
-    def _useful_branches(self, share: float, length: int, worth: float) -> _Branches:
+    def _useful_branches(self, source: DraftSource, length: int, worth: float) -> DraftBranches:
         """The branches beside a chain that are worth their rows: what each is expected to gain is at least ``worth``."""
+        if source.looks_up and self._drafting is not None:
+            return NO_BRANCHES
+        share = source.share
         caught = self._caught.share(_FIRST_CAUGHT, _FIRST_COUNTS)
         count = tokens = 0
         gained = 0.0
@@ -402,19 +396,16 @@ class AdaptiveDrafts(FixedDrafts):
             reached = (1 - share) * caught
             while tokens < self._branches * length and reached >= worth * self._branches:
                 tokens, gained, reached = tokens + self._branches, gained + reached, reached * share
-            return _Branches(self._branches if tokens else 0, tokens, gained)
+            return DraftBranches(self._branches if tokens else 0, tokens, gained)
         # Each leaves it at another place.
         reached = (1 - share) * caught
         while count < min(self._branches, length) and reached >= worth:
             count, gained, reached = count + 1, gained + reached, reached * share
-        return _Branches(count, count, gained)
+        return DraftBranches(count, count, gained)
 
     @staticmethod
     def _tokens(shares: list[float], lengths: list[int]) -> float:
         return sum((1 - share ** (length + 1)) / (1 - share) for share, length in zip(shares, lengths, strict=True))
-
-    def _seconds(self, rows: int, lengths: list[int]) -> float:
-        return self._drafting_seconds(lengths) + self._verifying.of(rows + sum(lengths))
 
     def _drafting_seconds(self, lengths: list[int]) -> float:
         return sum(
@@ -422,18 +413,18 @@ class AdaptiveDrafts(FixedDrafts):
         )
 
     def _drafting_seconds_of(self, sequences: int) -> float:
-        """Of a draft token for each of some sequences."""
-        return self._per_draft * sequences if self._drafting is None else self._drafting.of(sequences)
+        """Of a draft token by weights for each of some sequences."""
+        return 0.0 if self._drafting is None or not sequences else self._drafting.of(sequences)
 
-    def _tried(
-        self, sequences: list[Sequence], shares: list[float], most: list[int], rows: int, plain: float
-    ) -> list[int]:
+    def _tried(self, sequences: list[Sequence], sources: list[DraftSource], rows: int, plain: float) -> list[int]:
         """A token for each sequence, if it may be lost; none otherwise."""
         ready = self._preparing.tried(sequences, self._prepared_guess)
-        lengths = [min(int(each), limit) for each, limit in zip(ready, most, strict=True)]
+        lengths = [min(int(each or source.looks_up), source.most) for each, source in zip(ready, sources, strict=True)]
         if not any(lengths):
             return lengths
-        expected = self._seconds(rows, lengths) - plain * self._tokens(shares, lengths) / len(shares)
+        by_weights = [length for length, source in zip(lengths, sources, strict=True) if not source.looks_up]
+        seconds = self._drafting_seconds(by_weights) + self._verifying.of(rows + sum(lengths))
+        expected = seconds - plain * self._tokens([source.share for source in sources], lengths) / len(sources)
         # What was gained before is no reason to lose it.
         if max(self._lost, 0.0) + self._trying + expected > _MOST_LOST / 2 * self._spent:
             return [0] * len(lengths)

@@ -32,14 +32,14 @@ def load_drafter(
     Raises:
         SmeltError: it cannot be read, or does not fit the verifier.
     """
-    if config.drafter == NESTED:
+    named = config.draft_weights
+    if named == NESTED:
         return DraftModel.nested(opened, verifier, place, divides_experts=config.enable_expert_parallel, log=log)
     if config.exit_layer is not None:
         return DraftModel.early_exit(verifier, config.exit_layer, log=log)
-    if config.drafter in (None, LOOKUP) or place.world.rank > 0:
+    if named is None or place.world.rank > 0:
         return None
-    assert config.drafter is not None
-    path = _checkpoint(config.drafter)
+    path = _checkpoint(named)
     if is_head(path):
         return LoadedHead.load(path, config, opened, verifier, log=log)
     return DraftModel.load(path, config, opened, verifier, log=log)
@@ -49,7 +49,8 @@ def _checkpoint(name: str) -> Path:
     """Its directory: a checkpoint's, a run's output, a builtin model or one of the hub."""
     if not (Path(name).is_dir() or name.startswith("builtin:") or "/" in name):
         raise RuntimeProblem(
-            f"drafter is {name}; it must be {LOOKUP}, {NESTED}, early-exit:N, a checkpoint's directory or a model's name"
+            f"drafter is {name}; it must be {LOOKUP}, {NESTED}, early-exit:N, a checkpoint's directory or a model's name, or one of"
+            f" these after {LOOKUP}+"
         )
     try:
         return find_checkpoint(name).path

@@ -10,15 +10,15 @@ from functools import partial
 from torch import Tensor
 
 from ...speculation.drafter import Drafter
-from ...speculation.length import AdaptiveDrafts, FixedDrafts
-from ...speculation.lookup import LookupDrafter
-from ...speculation.stepwise import StepwiseDrafter
+from ...speculation.fixed_length import FixedDrafts
+from ...speculation.length import AdaptiveDrafts
+from ...speculation.lookup_first import lookup_of, weights_of
 from ...speculation.times_by_rows import TimesByRows
 from ..setup.config import EngineConfig
 from .executor import Executor
 
-# How many tokens are drafted at most if the number adapts.
-_MOST = {True: 16, False: 8}
+# How many tokens are drafted at most if the number adapts, by weights and where they are looked up.
+_MOST, _MOST_FOUND = 8, 16
 # Steps of these rows are measured at the start, as long as it takes no longer.
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MEASURING_SECONDS = 2.0
@@ -32,21 +32,24 @@ def drafting_of(config: EngineConfig, drafter: Drafter, executor: Executor) -> F
         drafter: the drafter.
         executor: whose steps are measured if the number adapts; its cache holds nothing yet.
     """
+    lookup, weights = lookup_of(drafter), weights_of(drafter)
     if isinstance(config.draft_tokens, int):
-        return FixedDrafts(config.draft_tokens, config.draft_branches, drafter.longest_branch)
-    looks_up = isinstance(drafter, LookupDrafter)
+        where = None if weights is None else lookup
+        return FixedDrafts(config.draft_tokens, config.draft_branches, drafter.longest_branch, where)
     drafting = None
-    if isinstance(drafter, StepwiseDrafter):
+    if weights is not None:
         drafting = _measured(partial(executor.timed, drafts=True), config.max_num_seqs)
     verifying = _measured(partial(executor.timed, drafts=False), config.max_num_batched_tokens)
     branches, longest = config.draft_branches, drafter.longest_branch
     return AdaptiveDrafts(
-        _MOST[looks_up],
+        _MOST if weights is not None else _MOST_FOUND,
         verifying,
         drafting,
         drafter.unprepared,
         branches,
         longest,
+        lookup=lookup,
+        most_found=_MOST_FOUND,
         ends_by_odds=not executor.drafts_at_once,
     )
 

@@ -17,7 +17,7 @@ from ...sampling.logit_statistics import LogitStatistics
 from ...sampling.sampling import Sampled
 from ...scheduling.plan import StepPlan
 from ...speculation.drafter import Drafter
-from ...speculation.length import Drafted
+from ...speculation.fixed_length import Drafted
 
 
 @dataclass

@@ -31,7 +31,8 @@ from ...sampling.sampling import Sampled, sequence_seed, top_logprobs
 from ...scheduling.plan import Chunk, StepPlan
 from ...speculation.drafter import DraftedChain, Drafter, Drafts, PlannedChain
 from ...speculation.eagle.head_drafter import HeadDrafter
-from ...speculation.length import Drafted
+from ...speculation.fixed_length import Drafted
+from ...speculation.lookup_first import weights_of
 from ...speculation.model_drafter import ModelDrafter
 from ..setup.parts import EngineParts
 from .executor import CompletedStep, StepHandle
@@ -79,6 +80,7 @@ class GpuExecutor(TorchExecutor):
 
     def _chains_of(self, drafter: Drafter | None) -> DraftChains | None:
         """A drafter's steps, if they can choose tokens where the model's do."""
+        drafter = weights_of(drafter)
         if isinstance(drafter, ModelDrafter):
             draft = drafter.model
             if not isinstance(draft.stack, GpuLayers) or draft.spec.vocabulary != self._logits.shape[1]:
@@ -176,8 +178,9 @@ class GpuExecutor(TorchExecutor):
         """
         with self._current, torch.inference_mode():
             self._steps.warm_up(self._kinds.all(), log)
-            if isinstance(self.drafter, ModelDrafter):
-                reads = [partial(self.drafter.warm_up, count) for count in buckets(self.drafter.longest_piece)]
+            weights = weights_of(self.drafter)
+            if isinstance(weights, ModelDrafter):
+                reads = [partial(weights.warm_up, count) for count in buckets(weights.longest_piece)]
                 if self._place.type == "cuda":
                     precompile_work(reads, lambda text: log(f"the drafter: {text}"))
                 reads[-1]()

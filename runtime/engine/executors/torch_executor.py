@@ -20,9 +20,9 @@ from ...sampling.sampling import Sampled, sample, top_logprobs
 from ...scheduling.plan import Chunk, StepPlan
 from ...speculation.counts import DraftOutcome
 from ...speculation.drafter import Drafter, Drafts
-from ...speculation.length import Drafted
+from ...speculation.fixed_length import Drafted
+from ...speculation.lookup_first import weights_of
 from ...speculation.model_drafter import ModelDrafter
-from ...speculation.stepwise import StepwiseDrafter
 from ...speculation.tree import TokenTree, TreeRuns
 from ...speculation.verification import verify
 from ..ranks.workers import Workers
@@ -57,7 +57,8 @@ class TorchExecutor:
     def __init__(self, parts: EngineParts, drafter: Drafter | None = None, workers: Workers | None = None) -> None:
         self.model: RunsBatches = parts.model
         may_answer = parts.config.upper_bits_at is not None  # what drafts then is the model of the upper bits
-        self._upper = drafter if may_answer and isinstance(drafter, ModelDrafter) else None
+        weights = weights_of(drafter)
+        self._upper = weights if may_answer and isinstance(weights, ModelDrafter) else None
         self._lay_out = parts.model.batch
         self._store, self._host, self._ends = parts.store, parts.host, parts.ends
         self._device = on_device_of(parts.model)
@@ -88,8 +89,9 @@ class TorchExecutor:
         """Each token is one of a sequence."""
         runs = [Run([0], 1, [0, 0], 2, 1)] * tokens
         if drafts:
-            assert isinstance(self.drafter, StepwiseDrafter)
-            return self.drafter.compute(runs)
+            weights = weights_of(self.drafter)
+            assert weights is not None
+            return weights.compute(runs)
         return self.by_model(runs)
 
     @torch.inference_mode()

@@ -16,15 +16,24 @@ from ...scheduling.policies.table import POLICIES
 from ...scheduling.swapping import SWAP_MODES, SwapMode
 
 LOOKUP, NESTED = "lookup", "nested"
+LOOKUP_FIRST = f"{LOOKUP}+"
 EARLY_EXIT = re.compile(r"early-exit:([1-9]\d{0,3})")
 MOST_DRAFTS = 64
 MOST_BRANCHES = 16
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 
-def is_part(drafter: str) -> bool:
-    """Whether a drafter is no checkpoint, but part of the model or of its text."""
-    return drafter in (LOOKUP, NESTED) or EARLY_EXIT.fullmatch(drafter) is not None
+def sources_of(drafter: str) -> tuple[bool, str | None]:
+    """Whether a drafter looks drafts up, and what drafts with weights where it does not: ``lookup+nested`` is both."""
+    if drafter == LOOKUP:
+        return True, None
+    return drafter.startswith(LOOKUP_FIRST), drafter.removeprefix(LOOKUP_FIRST)
+
+
+def draft_checkpoint(drafter: str) -> str | None:
+    """The checkpoint that a drafter names; None if it is only part of the model or of its text."""
+    _, weights = sources_of(drafter)
+    return None if weights in (None, NESTED) or EARLY_EXIT.fullmatch(weights) else weights
 
 
 # Where a field is called otherwise, for who writes vLLM's name.
@@ -88,7 +97,8 @@ class EngineConfig:
         drafter: speculative decoding: what proposes tokens, which the model then verifies several at a time; its output stays its own.
             ``lookup`` (what followed earlier occurrences of the last tokens), ``nested`` (the upper four of a checkpoint's 8 bits, best
             of scheme W4in8), ``early-exit:N`` (the model's first N layers, best of a model trained for it) or a checkpoint's directory: a
-            compressed form of the model, any cheaper one with its tokenizer, or a draft head of EAGLE-3. None: none.
+            compressed form of the model, any cheaper one with its tokenizer, or a draft head of EAGLE-3. ``lookup+`` before one of these: lookup
+            where it finds something that is more often right for its time, the other one elsewhere. None: none.
         draft_tokens: how many tokens it proposes: ``auto`` (what is expected to be the fastest, from acceptance, load and measured times; none
             where none is) or a number.
         draft_branches: token trees: how many branches a chain of draft tokens may have, of tokens that may come instead of its own; 0 for
@@ -215,7 +225,7 @@ class EngineConfig:
             raise RuntimeProblem(
                 f"draft_branches is {self.draft_branches}, and cp is {self.cp}, which divides sequences; leave one of them out"
             )
-        if self.upper_bits_at is not None and (self.drafter != NESTED or self.upper_bits_at < 1):
+        if self.upper_bits_at is not None and (self.draft_weights != NESTED or self.upper_bits_at < 1):
             raise RuntimeProblem(
                 f"upper_bits_at is {self.upper_bits_at} and drafter is {self.drafter}; it must be at least 1, with drafter nested, whose planes it needs"
             )
@@ -223,15 +233,25 @@ class EngineConfig:
             raise RuntimeProblem(
                 f"drafter is {self.drafter}, and offload is {self.offload}: its layers would be brought for each draft token; use lookup"
             )
-        if self.drafter == NESTED and (self.reproducible or self.compile or self.offload):
+        if self.draft_weights == NESTED and (self.reproducible or self.compile or self.offload):
             raise RuntimeProblem(
                 "drafter is nested, which does without reproducible, compile and offload; leave these out, or use another drafter"
             )
 
     @property
+    def looks_up(self) -> bool:
+        """Whether drafts are looked up in texts."""
+        return self.drafter is not None and sources_of(self.drafter)[0]
+
+    @property
+    def draft_weights(self) -> str | None:
+        """What drafts with weights; None if nothing does."""
+        return None if self.drafter is None else sources_of(self.drafter)[1]
+
+    @property
     def exit_layer(self) -> int | None:
         """How many of the model's layers draft; None if the drafter is another."""
-        found = EARLY_EXIT.fullmatch(self.drafter or "")
+        found = EARLY_EXIT.fullmatch(self.draft_weights or "")
         return None if found is None else int(found[1])
 
     @property

@@ -189,7 +189,7 @@ def _operators(
         from ...gpu.nested import NestedGpuOperators
 
         try:
-            if config.drafter != NESTED:
+            if config.draft_weights != NESTED:
                 return GpuOperators(dtype, device, config.fusions)
             if dtype not in HALVES:
                 raise RuntimeProblem(
@@ -198,14 +198,14 @@ def _operators(
                 )
             return NestedGpuOperators(dtype, device, config.fusions)
         except ValueError as error:
-            if config.drafter == NESTED:
+            if config.draft_weights == NESTED:
                 raise RuntimeProblem(
                     f"drafter is nested, which needs Smelt's GPU kernels, but {error}; use another drafter"
                 ) from None
             log(f"{error}; using torch's operators instead")
             return Operators(dtype, device)
     compiled = kernels(log) if config.native and dtype == torch.bfloat16 else None
-    if config.drafter == NESTED:
+    if config.draft_weights == NESTED:
         if compiled is None:
             raise RuntimeProblem(
                 "drafter is nested, which needs Smelt's compiled CPU kernels, in bfloat16 on a processor with AVX2; set dtype"

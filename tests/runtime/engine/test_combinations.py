@@ -39,7 +39,7 @@ RARELY: dict[str, list[Any]] = {
     "kv_cache_dtype": ["int8", "fp8"],
 }
 DIVISIONS: list[dict[str, int]] = [{"tp": 2}, {"pp": 2}, {"cp": 2}]
-DRAFTERS = ["lookup", "near", "shallow", "head", "early-exit:2", "nested"]
+DRAFTERS = ["near", "shallow", "head", "early-exit:2", "nested"]
 LOGIT_ERROR = 2e-3
 
 
@@ -63,6 +63,13 @@ class Drawn:
 
 
 def _drafter(draw: random.Random, plain: Path, place: Path) -> str:
+    where = draw.random()
+    if where < 0.2:
+        return "lookup"
+    return f"{'lookup+' if where < 0.5 else ''}{_weights(draw, plain, place)}"
+
+
+def _weights(draw: random.Random, plain: Path, place: Path) -> str:
     kind = draw.choice(DRAFTERS)
     if kind == "near":
         model = perturbed(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32), 0.02)

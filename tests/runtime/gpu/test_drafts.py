@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM
 
 from ..kernels.interpreter import DEVICE
 from ..speculation.head_reference import ReferenceHead
-from ..speculation.pretend import pretend
+from ..speculation.pretend import pretend, pretend_lookup
 from ..speculation.watched_head import WatchedHead
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -63,8 +63,8 @@ def engine_of(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Cal
         with monkeypatch.context() as patch:
             if DEVICE.type == "cpu":
                 patch.setattr(loading, "_operators", lambda dtype, *_, **__: GpuOperators(dtype, DEVICE))
-            if options.get("drafter") == "itself":
-                options["drafter"] = str(path)
+            if "drafter" in options:
+                options["drafter"] = options["drafter"].replace("itself", str(path))
             engine = Engine(path, device=DEVICE.type, **OPTIONS, **options)
         assert isinstance(engine.executor, GpuExecutor)
         return engine
@@ -153,6 +153,26 @@ def test_steps_that_are_too_long_are_computed_without_drafts(
     assert_same(engine.generate(PROMPTS[:3], PARAMS[:3]), expected)
     assert engine.drafting is not None
     assert engine.drafting.total.verified > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft_tokens", [3, "auto"])
+def test_what_is_looked_up_stands_beside_what_a_model_drafts(
+    engine_of: Callable[..., Engine], draft_tokens: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same step for some sequences, and for one sequence in turn."""
+    expected = engine_of().generate(PROMPTS[:3], PARAMS[:3])
+    engine = engine_of(drafter="lookup+itself", draft_tokens=draft_tokens)
+    pretend_lookup(engine, expected)
+    host = on_the_host(engine, monkeypatch)
+    assert_same(engine.generate(PROMPTS[:3], PARAMS[:3]), expected)
+    assert not host
+    assert engine.drafting is not None
+    total = engine.drafting.total
+    if draft_tokens != "auto":
+        assert 0 < total.looked_up < total.all_drafted
+        assert total.looked_up_right < total.looked_up
+        assert total.all_accepted - total.looked_up_right == total.all_drafted - total.looked_up
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from smelt.runtime.scheduling.drafting import DraftSize
 from smelt.runtime.scheduling.plan import DraftRule, StepPlan
 from smelt.runtime.speculation.acceptance import AcceptanceByOdds, WorthOfTokens
 from smelt.runtime.speculation.counts import DraftOutcome
-from smelt.runtime.speculation.length import Drafted, FixedDrafts
+from smelt.runtime.speculation.fixed_length import Drafted, FixedDrafts
 from transformers import AutoModelForCausalLM
 
 from .test_exact import ENGINE, GREEDY, PROMPTS, drafters  # noqa: F401 - a fixture

@@ -42,7 +42,7 @@ def perturbed(model: Any, share: float) -> Any:
 
 @pytest.fixture
 def drafters(tiny: Callable[..., Path], tmp_path: Path) -> dict[str, str]:
-    """A drafter that is nearly always right, one that is right now and then, one of other shapes, and lookup."""
+    """A drafter that is nearly always right, one that is right now and then, one of other shapes, lookup, and both."""
     model = tiny("llama")
     near = perturbed(AutoModelForCausalLM.from_pretrained(model), 0.02)
     narrow = make_model("llama", torch.float32, num_hidden_layers=1)
@@ -51,6 +51,7 @@ def drafters(tiny: Callable[..., Path], tmp_path: Path) -> dict[str, str]:
         "near": str(save_model(near, tmp_path / "near")),
         "shallow": str(save_model(narrow, tmp_path / "shallow")),
         "lookup": "lookup",
+        "both": f"lookup+{tmp_path / 'shallow'}",
         "first layers": "early-exit:2",
         "head": str(
             ReferenceHead(AutoModelForCausalLM.from_pretrained(model), vocabulary=4000).save(tmp_path / "head")
@@ -64,7 +65,7 @@ def tokens(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PR
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup", "first layers"])
+@pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup", "both", "first layers"])
 @pytest.mark.parametrize("draft_tokens", [1, 4, "auto"])
 def test_greedy_tokens_are_transformers_own(drafters: dict[str, str], drafter: str, draft_tokens: int | str) -> None:
     model = AutoModelForCausalLM.from_pretrained(drafters["itself"])
@@ -131,7 +132,7 @@ def test_a_load_without_drafts_is_computed_as_without_a_drafter(drafters: dict[s
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("drafter", ["near", "shallow", "lookup", "first layers", "head"])
+@pytest.mark.parametrize("drafter", ["near", "shallow", "lookup", "both", "first layers", "head"])
 @pytest.mark.parametrize("case", CASES)
 def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: str, case: str) -> None:
     alone = Engine(drafters["itself"], **ENGINE).generate(PROMPTS, CASES[case])
@@ -153,7 +154,7 @@ def test_tokens_are_those_without_a_drafter(drafters: dict[str, str], drafter: s
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("drafter", ["near", "shallow", "lookup"])
+@pytest.mark.parametrize("drafter", ["near", "shallow", "lookup", "both"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -221,7 +222,7 @@ class Alternating:
         return None
 
 
-@pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup", "head"])
+@pytest.mark.parametrize("drafter", ["itself", "near", "shallow", "lookup", "both", "head"])
 def test_constraints_are_followed(drafters: dict[str, str], drafter: str) -> None:
     params = SamplingParams(max_tokens=24, seed=5, constraint=Alternating())
     alone = tokens(Engine(drafters["itself"], **ENGINE), params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from smelt.runtime.requests.sequence import Request, Sequence
 from smelt.runtime.scheduling.drafting import DraftSize
 from smelt.runtime.scheduling.plan import Chunk, StepPlan
 from smelt.runtime.speculation.counts import DraftCounts, DraftOutcome
-from smelt.runtime.speculation.length import AdaptiveDrafts, Drafted
+from smelt.runtime.speculation.fixed_length import Drafted
+from smelt.runtime.speculation.length import AdaptiveDrafts
 from smelt.runtime.speculation.times_by_rows import TimesByRows
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -38,12 +40,31 @@ def decodes(count: int, grows_to: int = 10**6) -> StepPlan:
 
 def adaptive(
     verifying: TimesByRows,
-    drafting: TimesByRows,
+    drafting: TimesByRows | None,
     clock: Callable[[], float] = lambda: 0.0,
     **others: Any,
 ) -> AdaptiveDrafts:
     """Where deciding takes no time, however busy the machine is that the tests run on."""
     return AdaptiveDrafts(8, verifying, drafting, clock=clock, **others)
+
+
+class Found:
+    """What occurred before: in some stretches of a text, where what followed is right with a known probability.
+
+    Args:
+        how_often: in which share of them.
+        share: that probability.
+    """
+
+    def __init__(self, how_often: float, share: float) -> None:
+        self.how_often, self.right = how_often, share
+
+    def matched(self, sequence: Sequence) -> int:
+        stretch = len(sequence.tokens) // 40
+        return 8 * (random.Random(f"{stretch} {sequence.request.id}").random() < self.how_often)
+
+    def share(self, sequence: Sequence) -> float:
+        return self.right * bool(self.matched(sequence))
 
 
 class World:
@@ -57,6 +78,8 @@ class World:
         branches: how many a draft may have.
         caught: the probability that a branch has the right token where the chain is wrong.
         odds: draws how close a second choice comes to a draft token, and how likely the token then is right; by default nothing is known of that.
+        lookup: what is found.
+        weights: whether anything drafts with weights.
     """
 
     def __init__(
@@ -69,15 +92,19 @@ class World:
         branches: int = 0,
         caught: float = 0.0,
         odds: Callable[[random.Random], tuple[float, float]] | None = None,
+        lookup: Found | None = None,
+        weights: bool = True,
     ) -> None:
-        self.odds = odds
+        self.odds, self.lookup = odds, lookup
         self.verifying, self.drafting, self.accepted, self.caught = verifying, drafting, accepted, caught
-        self.drafts = adaptive(times(known or verifying), times(drafting), self.clock, branches=branches)
+        drafting_times = times(drafting) if weights else None
+        more: dict[str, Any] = {"branches": branches, "lookup": lookup, "most_found": 16}
+        self.drafts = adaptive(times(known or verifying), drafting_times, self.clock, **more)
         self.draw = random.Random(0)
         self.overhead = 0.0  # of a step with drafts
         self.deciding, self.now = 0.0, 0.0  # what each decision takes, and each step's lesson
         self.lengths: list[int] = []
-        self.branched = 0
+        self.branched = self.looked_up = 0
 
     def clock(self) -> float:
         self.now += self.deciding
@@ -85,8 +112,11 @@ class World:
 
     def outcome(self, size: DraftSize) -> DraftOutcome:
         """Of one draft: branches of one token leave the chain at its first places."""
-        right = 0
-        while right < size.chain and self.draw.random() < self.accepted:
+        right, share = 0, self.accepted
+        if size.looks_up:
+            assert self.lookup is not None
+            share = self.lookup.right
+        while right < size.chain and self.draw.random() < share:
             right += 1
         begins = right < min(size.chain, size.branches)
         caught = begins and self.draw.random() < self.caught
@@ -118,20 +148,27 @@ class World:
             begun = self.now
             sizes = self.drafts.sizes(plan, 512)
             deciding = (self.now - begun) / 2  # the clock was read at its begin and its end
+            chunks = [replace(chunk, looks_up=i in sizes and sizes[i].looks_up) for i, chunk in enumerate(plan.chunks)]
             outcomes = self.outcomes(plan, sizes)
-            lengths = {sequence: outcome.drafted for sequence, outcome in outcomes.items()}
-            self.lengths.append(max(lengths.values(), default=0))
+            self.lengths.append(max((outcome.drafted for outcome in outcomes.values()), default=0))
+            looked_up = {chunk.sequence for chunk in chunks if chunk.looks_up}
+            self.looked_up += len(looked_up)
+            lengths = {each: outcome.drafted for each, outcome in outcomes.items() if each not in looked_up}
             self.branched += sum(size.branched for size in sizes.values())
             drafting = sum(
-                self.drafting(sum(length > i for length in lengths.values())) for i in range(self.lengths[-1])
+                self.drafting(sum(length > i for length in lengths.values()))
+                for i in range(max(lengths.values(), default=0))
             )
             rows = sum(each.drafted + each.branched for each in outcomes.values())
             verifying = self.verifying(sequences + rows)
             whole = deciding + drafting + verifying + (self.overhead if sizes else 0.0)
             begun = self.now
-            self.drafts.ran(plan, Drafted(outcomes, drafting), whole)
+            self.drafts.ran(StepPlan(chunks), Drafted(outcomes, drafting), whole)
             seconds += whole + (self.now - begun) / 2
             tokens += sequences + sum(each.accepted + each.on_branch for each in outcomes.values())
+            for chunk in chunks if self.lookup is not None else ():
+                outcome = outcomes.get(chunk.sequence)
+                chunk.sequence.tokens += [0] * (1 + (outcome.accepted if outcome else 0))
         return tokens / seconds / (sequences / self.verifying(sequences))
 
 
@@ -258,6 +295,40 @@ def test_branches_are_never_a_loss(sequences: int, caught: float, accepted: floa
         assert found > 1.05 * chains
     if caught == 0.0:  # of up to four a step and sequence
         assert trees.branched < 0.1 * 4 * 600 * sequences
+
+
+@pytest.mark.parametrize("sequences", [1, 8])
+def test_of_lookup_and_weights_both_are_used_where_they_are_better(sequences: int) -> None:
+    """Lookup is right as often as the weights, costs nothing, and finds something half of the time."""
+    weights = World(memory_bound, a_quarter, 0.8).gain(sequences, 1000)
+    lookup = World(memory_bound, a_quarter, 0.0, lookup=Found(0.5, 0.8), weights=False).gain(sequences, 1000)
+    both = World(memory_bound, a_quarter, 0.8, lookup=Found(0.5, 0.8))
+    found = both.gain(sequences, 1000)
+    assert found > 1.05 * max(weights, lookup)
+    assert 0.2 * sequences * 1000 < both.looked_up < 0.6 * sequences * 1000
+
+
+@pytest.mark.parametrize("sequences", [1, 8])
+@pytest.mark.parametrize(("share", "accepted"), [(0.1, 0.9), (0.9, 0.1), (0.0, 0.0), (0.05, 0.5)])
+def test_what_is_worse_of_lookup_and_weights_is_left_out(sequences: int, share: float, accepted: float) -> None:
+    weights = World(memory_bound, a_quarter, accepted).gain(sequences, 1000)
+    lookup = World(memory_bound, a_quarter, 0.0, lookup=Found(1.0, share), weights=False).gain(sequences, 1000)
+    both = World(memory_bound, a_quarter, accepted, lookup=Found(1.0, share))
+    assert both.gain(sequences, 1000) > 0.97 * max(1.0, weights, lookup)
+    looked_up = both.looked_up / (sequences * 1000)
+    assert looked_up > 0.9 if share > accepted else looked_up < 0.1
+
+
+@pytest.mark.parametrize("deciding", [0.0005, 0.003])
+def test_to_look_up_in_vain_is_hardly_a_loss(deciding: float) -> None:
+    """Where it takes one percent of a step, or five; and what is found at last is used."""
+    world = World(memory_bound, a_quarter, 0.0, lookup=Found(0.0, 0.9), weights=False)
+    world.deciding = deciding
+    assert world.gain(1, 2000) > 0.97
+    assert world.lookup is not None
+    world.lookup.how_often = 1.0
+    world.gain(1, 200)  # it remembers what was lost
+    assert world.gain(1, 1000) > 2
 
 
 def test_branches_are_left_out_where_rows_cost_as_much_as_steps() -> None:

@@ -7,7 +7,7 @@ import pytest
 from smelt.runtime import SamplingParams
 from smelt.runtime.requests.sequence import Request, Sequence
 from smelt.runtime.scheduling.plan import Chunk, StepPlan
-from smelt.runtime.speculation.lookup import LookupDrafter, continuation, continued_at, parts_of
+from smelt.runtime.speculation.lookup import LookupDrafter, continuation, continued_at, matched_at, parts_of
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,53 @@ def test_branches_of_a_plan() -> None:
     parts = ["".join(map(chr, part)) for part in (tree.chain, *(branch.tokens for branch in tree.branches))]
     assert parts == ["4ab", "3xa", "2a"]
     assert parts_of(2, 3) == [1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "matched"),
+    [("abcdXabcd", 4), ("abcdXbcd", 3), ("abXab", 2), ("abababab", 6), ("abXcd", 0), ("q" + "abcdefghi" * 3 + "Z" + "abcdefghi" * 3, 16)],
+)  # fmt: skip
+def test_it_says_how_much_occurred_before(text: str, matched: int) -> None:
+    assert LookupDrafter().matched(_sequence(text)) == matched
+
+
+def test_matches_are_counted_backwards() -> None:
+    tokens = np.array([ord(letter) for letter in "abcdXabQd"])
+    assert matched_at(tokens, 4) == 1
+    assert matched_at(tokens[:-1], 3) == 0
+    assert matched_at(tokens[:-2], 2) == 2
+
+
+def test_it_learns_from_what_came_whether_it_was_drafted_or_not() -> None:
+    """Each of many texts goes on as it did before, or never does: by how much of it had occurred."""
+    lookup = LookupDrafter()
+    for i in range(40):
+        long, short = _sequence(f"abcdefgh{i}#abcdefgh"), _sequence(f"xyQ{i}#xy")
+        for sequence in (long, short):
+            assert lookup.matched(sequence) == (8 if sequence is long else 2)
+            sequence.tokens += [ord(letter) for letter in (f"{i}#" if sequence is long else "Z")]
+            lookup.matched(sequence)
+    assert lookup.share(_sequence("abcdefgh?abcdefgh")) > 0.95
+    assert lookup.share(_sequence("xyQ?xy")) < 0.1
+    assert lookup.share(_sequence("abcd")) == 0
+
+
+def test_a_sequence_of_its_own_kind_is_known_by_itself() -> None:
+    lookup = LookupDrafter()
+    for i in range(100):
+        common = _sequence(f"xyQ{i}#xy")
+        lookup.matched(common)
+        common.tokens += [ord("Z")]
+        lookup.matched(common)
+    other = _sequence("ab1")
+    for _ in range(8):  # two that occurred before, and the third comes again
+        for letter in "-ab1" + chr(200 + _):
+            lookup.matched(other)
+            other.tokens.append(ord(letter))
+    other.tokens += [ord("a"), ord("b")]
+    assert lookup.share(other) > 3 * lookup.share(_sequence("xyQ?xy"))
+
+
+def _sequence(text: str) -> Sequence:
+    tokens = [ord(letter) for letter in text]
+    return Sequence(Request("a", tokens, SamplingParams(), 1000, forked=True), 0, list(tokens))
