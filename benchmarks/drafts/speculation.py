@@ -1,6 +1,6 @@
 """Speculative decoding beside the same engine without drafts, in turns.
 
-    python -m benchmarks.drafts.speculation [--turns 5]
+    python -m benchmarks.drafts.speculation [--turns 5] [--results speculation]
 
 First smelt-6m and its own forms on real text, whose acceptance is real. Then a Llama of 1.1 billion seeded random weights, which says nothing
 of acceptance: its drafters do all their work, and what they choose is then replaced by a right or a wrong token, as it was of the same pair of
@@ -54,20 +54,22 @@ class Pair:
 
 
 def turn(engine: Engine, prompts: SequenceOf[list[int]], output: int) -> tuple[float, list[list[int]]]:
-    """Tokens a second from when all prompts are computed, and the tokens."""
+    """Tokens a second while all run, from when all prompts are computed until the first answer ends, and the tokens."""
     engine.cache.forget()
     params = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True)
     names = [engine.add_request(prompt, params) for prompt in prompts]
     done: dict[str, list[int]] = {}
-    begun, before = time.perf_counter(), 0
+    begun, before, speed = time.perf_counter(), 0, 0.0
     while len(done) < len(names):
-        running = engine.scheduler.running
+        running = list(engine.scheduler.running)
         if not before and len(running) == len(names) and all(each.generated for each in running):
             begun, before = time.perf_counter(), sum(len(each.generated) for each in running)
         for found in engine.step():
             if found.finished:
                 done[found.request_id] = found.outputs[0].token_ids
-    return (output * len(names) - before) / (time.perf_counter() - begun), [done[name] for name in names]
+        if done and not speed:
+            speed = (sum(len(each.generated) for each in running) - before) / (time.perf_counter() - begun)
+    return speed, [done[name] for name in names]
 
 
 def opened(pair: Pair, **options: Any) -> Engine:
@@ -238,12 +240,14 @@ def main() -> None:
     options = parser(__doc__)
     add_scratch(options)
     options.add_argument("--turns", type=int, default=5)
+    options.add_argument("--results", default="speculation", help="file of the results, %(default)s by default")
     given = options.parse_args()
     rows, known, texts = small(given.scratch, given.turns)
     shares = {name: each.share for name, each in known.items()}
     found = {"turns": given.turns, "acceptance": shares, "small": rows}
     found["big"] = big(given.scratch, given.turns, known, texts)
-    print(save("speculation", f"python -m benchmarks.drafts.speculation --turns {given.turns}", found))
+    command = f"python -m benchmarks.drafts.speculation --turns {given.turns} --results {given.results}"
+    print(save(given.results, command, found))
 
 
 if __name__ == "__main__":

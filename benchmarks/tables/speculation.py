@@ -28,10 +28,15 @@ def _drafted_lines(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
             f"{row['plain']:.1f}", f"{row['drafted']:.1f}",
             f"**{row['ratio']:.2f}** ({_spread(row['ratios'])})",
             "-" if row["per_verification"] is None else f"{row['per_verification']:.2f}", f"{row['drafts']:.1f}",
-            "yes" if row["same_tokens"] else "no",
+            "yes" if row["same_tokens"] else "no", *([f"{row['looked_up']:.0%}"] if _ranks_lookup(rows) else []),
         )
         for row in rows
     ]  # fmt: skip
+
+
+def _ranks_lookup(rows: list[dict[str, Any]]) -> bool:
+    """Whether some of what is drafted is looked up, and some is not."""
+    return any(0 < row.get("looked_up", 0) < 1 for row in rows)
 
 
 def _spread(ratios: list[float]) -> str:
@@ -53,12 +58,20 @@ def _turns(results: Any, ratios: str) -> str:
 
 def speculation(results: Any) -> str:
     """Without drafts and with them."""
+    lookup = _ranks_lookup(results["big"])
+    head = (*_DRAFTED, *(("looked up",) if lookup else ()))
+    where = (
+        "; what is looked up is right where it is so in texts of smelt-6m, or (`copying`) in text that is repeated with one token in ten replaced"
+        if lookup
+        else ""
+    )
     return (
         f"{_turns(results, 'ratios')}; ratios of neighbours in time. `accepted` is the share of draft tokens that are right where those before"
-        " them are. smelt-6m on real text:\n\n"
-        + markdown(_DRAFTED, _drafted_lines(results["small"]))
-        + "\nA Llama of 1.1 billion random weights, whose drafts are made right as often as those of the same pair above:\n\n"
-        + markdown(_DRAFTED, _drafted_lines(results["big"]))
+        f" them are{', `looked up` the share of draft tokens that are so' if lookup else ''}. smelt-6m on real text:\n\n"
+        + markdown(head, _drafted_lines(results["small"]))
+        + "\nA Llama of 1.1 billion random weights, whose drafts are made right as often as those of the same pair above"
+        + f"{where}:\n\n"
+        + markdown(head, _drafted_lines(results["big"]))
     )
 
 
@@ -185,6 +198,7 @@ def _share(value: float | None) -> str:
 
 TABLES = {
     "speculation": ResultsTable("speculation", speculation),
+    "speculation, AVX2": ResultsTable("speculation_avx2", speculation),
     "nested_bits": ResultsTable("nested_bits", nested_bits),
     "drafters": ResultsTable("drafters", drafters),
     "heads": ResultsTable("heads", heads),

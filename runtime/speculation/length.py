@@ -32,8 +32,8 @@ _OTHERS_COUNT, _KEPT = 4.0, 0.97
 # The share of a step's time that deciding may take where nothing is drafted, and learning as well; therefore up to so many steps are
 # not decided on, or not learned from.
 _MOST_DECIDING, _MOST_SKIPPED = 0.001, 64
-# The share of all time that may be lost before what could be looked up is not asked at every step.
-_MOST_ASKING = 0.005
+# The share of all time that may be lost before what could be looked up is not looked up at every step, and of a step's time that it may then take.
+_MOST_ASKING, _MOST_LOOKING = 0.005, 0.01
 # Steps of a number of sequences without drafts that are measured before it drafts for as many, and the share of the known time that is so much
 # less that more are.
 _MEASURED, _SHORTER = 3, 0.95
@@ -118,7 +118,8 @@ class AdaptiveDrafts(FixedDrafts):
         may_skip = self._lookup is None or self._lost > _MOST_ASKING * self._spent
         if not found and may_skip and self._verifying.is_known and not self._compares(plan):
             # Deciding takes less than a millisecond, which is not nothing beside a small model's steps.
-            self._skipped = min(_MOST_SKIPPED, int(self._deciding / (_MOST_DECIDING * self._without_drafts(plan))))
+            most = _MOST_DECIDING if self._lookup is None else _MOST_LOOKING
+            self._skipped = min(_MOST_SKIPPED, int(self._deciding / (most * self._without_drafts(plan))))
         return found
 
     def _compares(self, plan: StepPlan) -> bool:
@@ -223,7 +224,11 @@ class AdaptiveDrafts(FixedDrafts):
             if self._lookup is not None:
                 share = self._lookup.share(sequence)
                 looked_up = DraftSource(share, min(self._most_found, limit) if share else 0, looks_up=True)
-            is_better = self._drafting is None or looked_up.speed(of_row) > of_weights.speed(of_row + of_step)
+            speed = of_weights.speed(of_row + of_step)
+            is_better = self._drafting is None or looked_up.speed(of_row) > speed
+            if looked_up.most and not is_better:  # or there would be no draft at all
+                gain = plain / count * (1 - 1 / speed)
+                is_better = not self._preparing.pays(sequence, gain, self._prepared_guess)
             found.append(looked_up if is_better else of_weights)
         return found
 
@@ -318,7 +323,8 @@ class AdaptiveDrafts(FixedDrafts):
         gained = sum(each.accepted + each.on_branch for each in drafted.of.values()) / sequences
         lost = seconds - self._plain.of(sequences) * (1 + gained)
         self._lost += lost
-        self._preparing.gained(-lost)
+        if not looked_up_in(plan).issuperset(drafted.of):
+            self._preparing.gained(-lost)
         self._left[sequences] -= 1
 
     def _learn_plain(self, sequences: int, seconds: float) -> None:

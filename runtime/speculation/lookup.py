@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,6 +17,8 @@ from .tree import DraftBranch, TokenTree
 _LEAST, _MOST = 2, 5
 # Up to so many are counted.
 _COUNTED = 16
+# So many of the last occurrences of two tokens are looked at.
+_TRIED = 64
 
 
 class LookupDrafter:
@@ -43,7 +46,9 @@ class LookupDrafter:
         for chunk in plan.chunks:
             if chunk.drafts:
                 text = self._read(chunk.sequence)
-                places = continued_at(text.tokens, 1 + len(chunk.spare)) if chunk.spare else text.places
+                places = [] if text.place is None else [text.place]
+                if chunk.spare:
+                    places = continued_at(np.array(text.tokens), 1 + len(chunk.spare))
                 if places:
                     lengths = [chunk.drafts, *parts_of(chunk.branched, len(places) - 1)]
                     chain, *others = (
@@ -73,7 +78,7 @@ class LookupDrafter:
         text = self._texts.get(sequence)
         if text is None:
             text = self._texts[sequence] = _Text()
-        if text.count < len(sequence.tokens):
+        if len(text.tokens) < len(sequence.tokens):
             compared = text.extend(sequence.tokens)
             if compared is not None:
                 self._of_all.add(text.matched, *compared)
@@ -83,19 +88,19 @@ class LookupDrafter:
 
 
 class _Text:
-    """A sequence's tokens as an array that grows with it, and what follows them.
+    """A sequence's tokens, where each pair of them ended, and what follows the last ones.
 
     Attributes:
-        count: of tokens.
-        places: after the occurrence of the last tokens that a draft would go on from, if there is one.
+        tokens: all that were read.
+        place: after the occurrence of the last tokens that a draft would go on from; None if there is none.
         matched: how many of the last tokens occurred there.
         acceptance: how often drafts of this sequence would have been right.
     """
 
     def __init__(self) -> None:
-        self._room = np.empty(0, dtype=np.int64)
-        self.count = 0
-        self.places: list[int] = []
+        self.tokens: list[int] = []
+        self._ends: dict[tuple[int, int], list[int]] = {}
+        self.place: int | None = None
         self.matched = 0
         self.acceptance = AcceptanceByMatch()
 
@@ -105,30 +110,31 @@ class _Text:
         Returns:
             How many of a draft's first tokens are the same, and how many were compared; None if there would have been no draft.
         """
-        came = tokens[self.count :]
+        count = len(self.tokens)
+        came = tokens[count:]
         compared = None
-        if self.places:
-            expected = continuation(self.tokens, self.places[0], min(len(came), _COUNTED))
+        if self.place is not None:
+            expected = continuation(self.tokens, self.place, min(len(came), _COUNTED))
             right = next((i for i, (a, b) in enumerate(zip(expected, came, strict=False)) if a != b), len(expected))
             compared = right, min(right + 1, len(expected))
-        count = len(tokens)
-        if count > len(self._room):
-            larger = np.empty(2 * count, dtype=np.int64)
-            larger[: self.count] = self._room[: self.count]
-            self._room = larger
-        self._room[self.count : count] = came
-        self.count = count
+        # That of the last two is not an earlier one until others follow.
+        for end in range(max(count, 2), len(tokens)):
+            self._ends.setdefault((tokens[end - 2], tokens[end - 1]), []).append(end)
+        self.tokens += came
         return compared
 
     def look_up(self) -> None:
-        """Find where the last tokens occurred before."""
-        self.places = continued_at(self.tokens)
-        self.matched = matched_at(self.tokens, self.places[0]) if self.places else 0
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """All of them."""
-        return self._room[: self.count]
+        """Find where the last tokens occurred before: the last place where the most of them did, as far as :data:`_MOST`."""
+        tokens = self.tokens
+        self.place, self.matched = None, 0
+        ends = self._ends.get((tokens[-2], tokens[-1]), ()) if len(tokens) > 1 else ()
+        for end in ends[: -_TRIED - 1 : -1]:
+            count = matched_at(tokens, end, _MOST)
+            if count > self.matched:
+                self.place, self.matched = end, count
+                if count == _MOST:
+                    self.matched = matched_at(tokens, end, _COUNTED)
+                    return
 
 
 def continued_at(tokens: np.ndarray, most: int = 1) -> list[int]:
@@ -164,17 +170,20 @@ def continued_at(tokens: np.ndarray, most: int = 1) -> list[int]:
     return list(found.values())
 
 
-def matched_at(tokens: np.ndarray, place: int) -> int:
-    """How many of the last tokens are before a place, too; no more than :data:`_COUNTED` are counted."""
-    most = min(place, _COUNTED)
-    differ = np.flatnonzero(tokens[place - most : place] != tokens[len(tokens) - most :])
-    return most if not len(differ) else most - 1 - int(differ[-1])
+def matched_at(tokens: SequenceOf[int], place: int, most: int) -> int:
+    """How many of the last tokens are before a place, too, of at most so many."""
+    last, count = len(tokens) - 1, 0
+    while count < min(most, place) and tokens[place - 1 - count] == tokens[last - count]:
+        count += 1
+    return count
 
 
-def continuation(tokens: np.ndarray, place: int, count: int) -> list[int]:
+def continuation(tokens: SequenceOf[int], place: int, count: int) -> list[int]:
     """So many tokens from a place on; from the end of the sequence on, those of the continuation itself."""
-    length = len(tokens)
-    return [int(tokens[place + i % (length - place)]) for i in range(count)]
+    found = list(tokens[place : place + count])
+    while len(found) < count:
+        found += found[: count - len(found)]
+    return found
 
 
 def parts_of(count: int, parts: int) -> list[int]:

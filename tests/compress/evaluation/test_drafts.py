@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from smelt.compress import Evaluate, Recipe, SmeltError, evaluate, run
+from smelt.compress.evaluation.drafts import EvaluatedDrafter
 from smelt.compress.evaluation.gates import Gate
 from smelt.compress.evaluation.settings import SpeedSettings
 from smelt.compress.results.result import Change, DraftedLoad, DraftedSpeed, Spread
@@ -71,6 +72,36 @@ def test_in_a_recipe_the_result_drafts_for_the_original(recipe: Callable[..., Re
 
 
 @pytest.mark.slow
+def test_in_a_recipe_the_result_drafts_what_is_not_looked_up(recipe: Callable[..., Recipe]) -> None:
+    top: dict[str, Any] = {"evaluate": SETTINGS.model_copy(update={"drafter": "lookup+result"}).model_dump()}
+    result = run(recipe("builtin:smelt-6m", top, scheme="W4A16", group_size=64, rounding="nearest"))
+    original, compressed = result.report.models
+    assert compressed.drafts is None
+    assert original.drafts is not None
+    assert original.drafts.drafter == f"lookup+{compressed.name}"
+    assert all(load.same_answers == load.requests for load in original.drafts.loads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["early-exit:2", "lookup+early-exit:2"])
+def test_layers_that_ranks_divide_are_measured(drafter: str, tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"drafter": drafter, "tp": 2})
+    report = evaluate(["builtin:smelt-6m"], settings=settings, output=tmp_path / "out")
+    found = report.models[0].drafts
+    assert found is not None
+    assert found.drafter == drafter
+    assert all(load.same_answers == load.requests for load in found.loads)
+
+
+def test_what_is_measured_with_another_drafter_is_not_found_again(tmp_path: Path) -> None:
+    model = str(SMELT_6M)
+    names = ["lookup", "nested", "lookup+nested", model, f"lookup+{model}"]
+    found = [EvaluatedDrafter.find(name, trust_remote_code=False) for name in names]
+    assert len({each.identity for each in found}) == len(names)
+    assert [each.given for each in found] == names
+
+
+@pytest.mark.slow
 def test_a_model_that_a_drafter_does_not_fit_is_named_and_the_rest_is_kept(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"drafter": "nested"})
     report = evaluate(["builtin:smelt-6m"], settings=settings, output=tmp_path / "out")
@@ -87,7 +118,8 @@ def test_a_model_that_a_drafter_does_not_fit_is_named_and_the_rest_is_kept(tmp_p
         ({"drafter": "nowhere"}, "drafter: .*nowhere.*; it must be lookup, nested, early-exit:N or a checkpoint"),
         ({"drafter": "result"}, "drafter: .*it must be lookup, nested, early-exit:N or a checkpoint"),
         ({"drafter": "lookup", "speed": False}, "drafter: is measured with the speed's loads"),
-        ({"drafter": "nested", "tp": 2}, "drafter: is a part of the model, which several processes divide; use lookup"),
+        ({"drafter": "lookup+nowhere"}, "drafter: .*nowhere.*; it must be lookup, .*, or lookup\\+ before one"),
+        ({"drafter": "lookup+builtin:smelt-6m"}, "there is no model that it could draft for"),
         ({"drafter": "builtin:smelt-6m"}, "there is no model that it could draft for"),
     ],
 )

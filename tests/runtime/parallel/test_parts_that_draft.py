@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from ...tiny import SMELT_6M
 
-PROMPTS = [[1, 5, 9, 5, 9, 5, 9], [3, 4], [11], list(range(60, 5, -1))]
+PROMPTS = [[1, 5, 9, 5, 9, 5, 9], [3, 4], [11], list(range(60, 5, -1)), [7, 8, 9, 10, 11, 12] * 4]
 TEXTS = ["The river ran past the old mill", "She opened the door and", "In the morning the ship", "He had never"]
 ENGINE: dict[str, Any] = {"quiet": True, "max_model_len": 128, "kv_cache_memory_bytes": 1 << 22, "block_size": 4}
 HOST: dict[str, Any] = {"host_cache_bytes": 1 << 20, "swap": "swap"}
@@ -47,6 +47,7 @@ def answered(engine: Engine, prompts: list[list[int]]) -> tuple[list[list[int]],
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("before", ["", "lookup+"])
 @pytest.mark.parametrize(
     ("way", "architecture", "layers"),
     [
@@ -62,10 +63,10 @@ def answered(engine: Engine, prompts: list[list[int]]) -> tuple[list[list[int]],
     ],
 )
 def test_an_early_exit_drafts_what_it_drafts_on_one_process(
-    tiny: Callable[..., Path], way: str, architecture: str, layers: int
+    tiny: Callable[..., Path], way: str, architecture: str, layers: int, before: str
 ) -> None:
     model = tiny(architecture, torch.float32, num_hidden_layers=4)
-    exits = {"drafter": f"early-exit:{layers}", "draft_tokens": 3, "draft_branches": 0 if "cp" in way else 2}
+    exits = {"drafter": f"{before}early-exit:{layers}", "draft_tokens": 3, "draft_branches": 0 if "cp" in way else 2}
     with closing(Engine(model, **ENGINE)) as plain:
         tokens = [output.outputs[0].token_ids for output in plain.generate(PROMPTS, SAMPLED)]
     with closing(Engine(model, **exits, **ENGINE)) as one:
@@ -73,6 +74,7 @@ def test_an_early_exit_drafts_what_it_drafts_on_one_process(
     with closing(Engine(model, **exits, **WAYS[way], **HOST, **ENGINE)) as several:
         assert answered(several, PROMPTS) == (tokens, counted)
     assert counted.all_accepted > 0
+    assert (counted.looked_up > 0) == (before != "")
 
 
 def by_both(engine: Engine, tokens: list[int]) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from smelt.runtime import SamplingParams
@@ -69,10 +71,23 @@ def test_it_says_how_much_occurred_before(text: str, matched: int) -> None:
 
 
 def test_matches_are_counted_backwards() -> None:
-    tokens = np.array([ord(letter) for letter in "abcdXabQd"])
-    assert matched_at(tokens, 4) == 1
-    assert matched_at(tokens[:-1], 3) == 0
-    assert matched_at(tokens[:-2], 2) == 2
+    assert matched_at("abcdXabQd", 4, 16) == 1
+    assert matched_at("abcdXabQ", 3, 16) == 0
+    assert matched_at("abcdXab", 2, 16) == 2
+    assert matched_at("abcdabcd", 4, 3) == 3
+
+
+def test_a_text_that_grows_is_looked_up_as_a_whole_one() -> None:
+    """Beside the same text searched from its beginning each time."""
+    draw = random.Random(0)
+    lookup, sequence = LookupDrafter(), _sequence("ab")
+    for _ in range(300):
+        sequence.tokens += [draw.choice(b"abc") for _ in range(draw.choice([1, 1, 4]))]
+        plan = StepPlan([Chunk(sequence, len(sequence.tokens) - 1, 1, is_last=True, drafts=6)])
+        found = lookup.propose(plan).of
+        tokens = np.array(sequence.tokens)
+        places = continued_at(tokens)
+        assert [tree.chain for tree in found.values()] == [continuation(sequence.tokens, place, 6) for place in places]
 
 
 def test_it_learns_from_what_came_whether_it_was_drafted_or_not() -> None:
