@@ -5,7 +5,7 @@
 First smelt-6m and its own forms on real text, whose acceptance is real. Then a Llama of 1.1 billion seeded random weights, which says nothing
 of acceptance: its drafters do all their work, and what they choose is then replaced by a right or a wrong token, as it was of the same pair of
 formats of smelt-6m from some place on, with the odds that its second choice had there; what lookup finds in a text of smelt-6m, another one for each request, or in an edited copy of a
-text, is replaced by right tokens where it is right there. Each row is one engine: a turn without drafts and one with them, in this order and then in the other.
+text, is replaced by right tokens where it is right there. Rows that are in the results already are not measured again. Each row is one engine: a turn without drafts and one with them, in this order and then in the other.
 Turns of smelt-6m take a twentieth of a second, of which other processes can take any part: there are eight times as many.
 """
 
@@ -24,7 +24,7 @@ from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.speculation.fixed_length import FixedDrafts
 from smelt.runtime.speculation.lookup_first import lookup_of, weights_of
 
-from ..common import SMELT_6M, WIKITEXT_VALIDATION, add_scratch, parser, save, shared
+from ..common import SMELT_6M, WIKITEXT_VALIDATION, ResultRows, add_scratch, parser, save, saved, shared
 from ..random_model import BIG, build_billion
 from .forced import Acceptance, RecordedDrafts, force
 
@@ -128,7 +128,7 @@ def measure(
         "agreement": counts.agreement,
         "looked_up": counts.looked_up / counts.all_drafted if counts.all_drafted else 0.0,
     }
-    print({key: value for key, value in found.items() if key != "by_position"}, flush=True)
+    print(f"{pair.name}, {len(prompts)} at once: {found['ratio']:.2f}", flush=True)
     return found
 
 
@@ -187,8 +187,8 @@ def forms_of(model: Path, scratch: Path, *, calibrated: bool) -> dict[str, Path]
     return found
 
 
-def small(scratch: Path, turns: int) -> tuple[list[dict[str, Any]], dict[str, Acceptance], list[list[int]]]:
-    """smelt-6m, its forms, and real text: speeds, how often drafts are right, and the prompts."""
+def small(scratch: Path, turns: int, rows: ResultRows) -> tuple[dict[str, Acceptance], list[list[int]]]:
+    """smelt-6m, its forms, and real text: how often drafts are right, and the prompts; speeds are added to the rows."""
     forms = forms_of(SMELT_6M, scratch, calibrated=True)
     probe = Engine(SMELT_6M, quiet=True)
     text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:100000]
@@ -201,14 +201,15 @@ def small(scratch: Path, turns: int) -> tuple[list[dict[str, Any]], dict[str, Ac
         Pair("bf16, drafted by lookup, else W4", SMELT_6M, f"lookup+{forms['w4']}"),
         Pair("W4in8, drafted by lookup, else its upper bits", forms["w4in8"], "lookup+nested"),
     ]
-    rows, known = [], {}
+    known = {pair.name: acceptance(pair, prompts) for pair in pairs}
     for pair in pairs:
-        known[pair.name] = acceptance(pair, prompts)
-        rows += [measure(pair, prompts[:count], turns=MORE * turns) for count in (1, 8)]
-    return rows, known, prompts
+        for count in (1, 8):
+            if not rows.has(pair=pair.name, sequences=count):
+                rows.add(measure(pair, prompts[:count], turns=MORE * turns))
+    return known, prompts
 
 
-def big(scratch: Path, turns: int, known: dict[str, Acceptance], texts: list[list[int]]) -> list[dict[str, Any]]:
+def big(scratch: Path, turns: int, known: dict[str, Acceptance], texts: list[list[int]], rows: ResultRows) -> None:
     """A Llama of 1.1 billion weights."""
     model = build_billion(scratch)
     forms = forms_of(model, scratch, calibrated=False)
@@ -232,7 +233,10 @@ def big(scratch: Path, turns: int, known: dict[str, Acceptance], texts: list[lis
         (Pair("bf16, drafted by W4, always wrong", model, str(forms["w4"])), known[w4].always_wrong()),
     ]
     prompts = random_prompts(8)
-    return [measure(pair, prompts[:count], turns=turns, forced=forced) for pair, forced in cases for count in (1, 8)]
+    for count in (1, 8):
+        for pair, forced in cases:
+            if not rows.has(pair=pair.name, sequences=count):
+                rows.add(measure(pair, prompts[:count], turns=turns, forced=forced))
 
 
 def main() -> None:
@@ -242,12 +246,10 @@ def main() -> None:
     options.add_argument("--turns", type=int, default=5)
     options.add_argument("--results", default="speculation", help="file of the results, %(default)s by default")
     given = options.parse_args()
-    rows, known, texts = small(given.scratch, given.turns)
-    shares = {name: each.share for name, each in known.items()}
-    found = {"turns": given.turns, "acceptance": shares, "small": rows}
-    found["big"] = big(given.scratch, given.turns, known, texts)
     command = f"python -m benchmarks.drafts.speculation --turns {given.turns} --results {given.results}"
-    print(save(given.results, command, found))
+    save(given.results, command, {**(saved(given.results) or {}), "turns": given.turns})
+    known, texts = small(given.scratch, given.turns, ResultRows(given.results, command, "small"))
+    big(given.scratch, given.turns, known, texts, ResultRows(given.results, command, "big"))
 
 
 if __name__ == "__main__":
