@@ -144,7 +144,13 @@ class _ForcedLookup(LookupDrafter):
         return TokenTree(forced(tree.chain, 0, 1), branches)
 
 
-def force(engine: Engine, prompts: SequenceOf[list[int]], outputs: list[list[int]], acceptance: Acceptance) -> None:
+def force(
+    engine: Engine,
+    prompts: SequenceOf[list[int]],
+    outputs: list[list[int]],
+    acceptance: Acceptance,
+    drafting: SequenceOf[AdaptiveDrafts],
+) -> None:
     """Let an engine's drafter be right so often.
 
     It does all its work. The tokens of each draft, and how sure the drafter was of them, are then those of the other pair from some place on; what
@@ -155,6 +161,7 @@ def force(engine: Engine, prompts: SequenceOf[list[int]], outputs: list[list[int
         prompts: that it will get.
         outputs: what it says without drafts.
         acceptance: how often.
+        drafting: what decides how much is drafted.
     """
     known = {tuple(prompt): tokens for prompt, tokens in zip(prompts, outputs, strict=True)}
     answers = _Answers(known, acceptance)
@@ -162,8 +169,8 @@ def force(engine: Engine, prompts: SequenceOf[list[int]], outputs: list[list[int
     if lookup_of(engine.drafter) is not None:
         forced_lookup = _ForcedLookup(answers, acceptance.texts)
         engine.executor.drafter = forced_lookup if weights is None else LookupFirst(forced_lookup, weights)
-        if isinstance(engine.drafting, AdaptiveDrafts):
-            engine.drafting._lookup = forced_lookup
+        for each in drafting:
+            each._lookup = forced_lookup
     if weights is None:
         return
     chosen = type(weights)._next

@@ -22,6 +22,7 @@ from typing import Any
 from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.speculation.fixed_length import FixedDrafts
+from smelt.runtime.speculation.length import AdaptiveDrafts
 from smelt.runtime.speculation.lookup_first import lookup_of, weights_of
 
 from ..common import SMELT_6M, WIKITEXT_VALIDATION, ResultRows, add_scratch, parser, save, saved, shared
@@ -95,11 +96,11 @@ def measure(
     """Medians of turns without and with drafts."""
     engine = opened(pair)
     drafting = engine.drafting
-    assert drafting is not None
+    assert isinstance(drafting, AdaptiveDrafts)
     draft(engine, None)
     _, alone = turn(engine, prompts, OUTPUT)
     if forced is not None:
-        force(engine, prompts, alone, forced)
+        force(engine, prompts, alone, forced, [drafting])
     draft(engine, drafting)
     turn(engine, prompts, OUTPUT)
     before, rates, same = drafting.total.copy(), [], True

@@ -15,6 +15,7 @@ from typing import Any
 
 from smelt.runtime import Engine
 from smelt.runtime.engine.executors.draft_lengths import drafting_of
+from smelt.runtime.speculation.length import AdaptiveDrafts
 
 from ..common import SMELT_6M, WIKITEXT_VALIDATION, add_scratch, parser, save, shared
 from ..random_model import build_billion
@@ -41,13 +42,14 @@ def compare(pair: Pair, prompts: list[list[int]], turns: int, forced: Acceptance
     """Medians of turns without drafts, with chains, and with trees."""
     engine = opened(pair, draft_branches=BRANCHES)
     trees = engine.drafting
-    assert trees is not None
+    assert isinstance(trees, AdaptiveDrafts)
     assert engine.drafter is not None
     chains = drafting_of(replace(engine.config, draft_branches=0), engine.drafter, engine.executor)
+    assert isinstance(chains, AdaptiveDrafts)
     draft(engine, None)
     _, alone = turn(engine, prompts, OUTPUT)
     if forced is not None:
-        force(engine, prompts, alone, forced)
+        force(engine, prompts, alone, forced, [chains, trees])
     rates: list[tuple[float, ...]] = []
     same = True
     for number in range(turns + 1):
