@@ -254,7 +254,7 @@ class AdaptiveDrafts(FixedDrafts):
         count, tokens = len(sizes), sum(size.tokens for size in sizes.values())
         drafting = self._drafting_seconds_of(count) / count
         # As long as a token that is sure to be reached would be worth its time in so long a step.
-        longer, surest = 0, max(source.share for source in sources.values())
+        longer, surest = 0, max(sources[place].share for place in sizes)
         while longer < self._count and tokens + count <= budget:
             more = self._verifying.of(rows + tokens + count) - self._verifying.of(rows + tokens)
             if speed * (drafting + max(0.0, more) / count) >= surest:
