@@ -61,6 +61,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (a few minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --use-pep517 --constraint constraints.txt --editable '.[dev]'
+	@mkdir -p $(VENV)/types && ln -sfn ../.. $(VENV)/types/smelt
 	@touch $@
 
 $(VENV)/.docs-installed: $(VENV)/.installed

@@ -151,7 +151,7 @@ def measure_transformers_small(repeats: int) -> float:
     """Tokens a second of transformers' ``generate`` on smelt-6m, at batch 1."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(SMELT_6M, dtype=torch.bfloat16)
+    model: Any = AutoModelForCausalLM.from_pretrained(SMELT_6M, dtype=torch.bfloat16)
     rates = []
     for seed in range(repeats + 1):
         ids = torch.randint(4, 4096, (1, 128), generator=torch.Generator().manual_seed(seed))

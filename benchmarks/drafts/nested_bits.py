@@ -19,6 +19,7 @@ from smelt.runtime.decoder.model import Model
 from smelt.runtime.decoder.prompt_states import prompt_states
 from smelt.runtime.engine.drafters.draft_model import DraftModel
 from smelt.runtime.engine.setup.loading import load_model
+from smelt.runtime.parallel.stages import RankPlace
 from torch import Tensor
 
 from ..common import SMELT_6M, WIKITEXT_VALIDATION, parser, save, shared
@@ -82,7 +83,8 @@ def main() -> None:
                 "form": name, "perplexity": perplexity(logits, windows), "beside_original": beside(logits, reference),
             }  # fmt: skip
             if nests:
-                upper = logits_of(DraftModel.nested(found, model, log=print).model, windows)
+                drafter = DraftModel.nested(found, model, RankPlace(), divides_experts=False, log=print)
+                upper = logits_of(drafter.model, windows)
                 row |= {"upper_perplexity": perplexity(upper, windows), "upper_beside_whole": beside(upper, logits)}
             print(row, flush=True)
             rows.append(row)

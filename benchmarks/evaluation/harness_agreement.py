@@ -60,11 +60,12 @@ def main() -> None:
 
 def compare(label: str, path: Path, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     """A row a task: its metrics by every model."""
+    peer: Any = HFLM  # whose decorator hides its options
     models = {
         "smelt, float32": SmeltLM(str(path), dtype="float32", disable_tqdm=True, quiet=True),
-        "hf, float32": HFLM(pretrained=str(path), dtype="float32", device="cpu", batch_size=chosen.batch),
+        "hf, float32": peer(pretrained=str(path), dtype="float32", device="cpu", batch_size=chosen.batch),
         "smelt, as served": SmeltLM(str(path), disable_tqdm=True, quiet=True),
-        "hf, bfloat16": HFLM(pretrained=str(path), dtype="auto", device="cpu", batch_size=chosen.batch),
+        "hf, bfloat16": peer(pretrained=str(path), dtype="auto", device="cpu", batch_size=chosen.batch),
     }
     rows = []
     for task in TASKS:
@@ -75,9 +76,9 @@ def compare(label: str, path: Path, chosen: argparse.Namespace) -> list[dict[str
 
 
 def _evaluate(model: Any, task: str, limit: int) -> dict[str, float]:
-    paths = [str(BUILTIN), str(REPOSITORY / "tests" / "tasks")]
+    paths: list[str | Path] = [str(BUILTIN), str(REPOSITORY / "tests" / "tasks")]
     manager = TaskManager(include_path=paths, include_defaults=False)
-    found = evaluator.evaluate(lm=model, task_dict=manager.load([task]), limit=limit, bootstrap_iters=0)
+    found: Any = evaluator.evaluate(lm=model, task_dict=manager.load([task]), limit=limit, bootstrap_iters=0)
     assert found is not None
     return {
         key.partition(",")[0]: value

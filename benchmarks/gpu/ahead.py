@@ -151,12 +151,19 @@ def _engines(target: Target, note: Callable[[Launch], None]) -> None:
     from .meta_model import FORMATS, executor_on_meta, meta_stands_for
     from .random_checkpoints import LLAMA, QWEN
 
-    limits = {"max_num_batched_tokens": 2048, "max_model_len": 1024}
     # Attention's kernels depend on how many sequences there may be: these are the stages'.
     for size, stored, cache, most in product((LLAMA, QWEN), FORMATS, BY_NAME.values(), (64, 256)):
         with meta_stands_for(target), set_apart(), torch.inference_mode():
             kept = cache.torch_dtype(torch.bfloat16)
-            executor = executor_on_meta(replace(size, layers=1), stored, target, kept, max_num_seqs=most, **limits)
+            executor = executor_on_meta(
+                replace(size, layers=1),
+                stored,
+                target,
+                kept,
+                max_num_seqs=most,
+                max_num_batched_tokens=2048,
+                max_model_len=1024,
+            )
             for overlapped in (True, False):
                 with overlapping(overlapped), noted(note):
                     for kind in executor._kinds.all():

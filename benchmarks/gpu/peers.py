@@ -56,7 +56,7 @@ def torch_fp8(x: Tensor, outputs: int, copies: int) -> Calls:
     weights = [_weight(x, outputs).to(torch.float8_e4m3fn).t() for _ in range(copies)]
     scales = torch.rand(1, outputs, device=x.device)
     return [
-        lambda w=w: torch._scaled_mm(codes, w, scale_a=scale, scale_b=scales, out_dtype=torch.bfloat16) for w in weights
+        lambda w=w: torch.ops.aten._scaled_mm(codes, w, scale, scales, out_dtype=torch.bfloat16) for w in weights
     ]
 
 
@@ -66,7 +66,7 @@ def torch_int8(x: Tensor, outputs: int, copies: int) -> Calls:
     weights = [
         torch.randint(-127, 128, (outputs, x.shape[1]), dtype=torch.int8, device=x.device).t() for _ in range(copies)
     ]
-    return [lambda w=w: torch._int_mm(codes, w) for w in weights]
+    return [lambda w=w: torch.ops.aten._int_mm(codes, w) for w in weights]
 
 
 def torch_sparse(x: Tensor, outputs: int, copies: int) -> Calls:

@@ -56,6 +56,7 @@ def main() -> None:
 def _staged(given: argparse.Namespace, settings: PoolSettings, deadline: float) -> int:
     files: dict[str, Results] = {}
     outcomes: dict[str, PartOutcome] = {}
+    limit: float = given.limit
     for stage, part in STAGES[given.stage]:
         print(f"\n{part}", flush=True)
 
@@ -66,7 +67,7 @@ def _staged(given: argparse.Namespace, settings: PoolSettings, deadline: float) 
                 files[stage] = Results(given.output, stage, decides, noted)
             return files[stage]
 
-        until = min(deadline, time.monotonic() + _PART_LIMIT_S.get(part, given.limit))
+        until = min(deadline, time.monotonic() + _PART_LIMIT_S.get(part, limit))
         outcomes[part] = PartRunner(f"benchmarks.gpu.parts.{part}", settings, until, _say).run(open_results)
         if outcomes[part].lacking:
             print(f"{part}: {outcomes[part].lacking}", flush=True)

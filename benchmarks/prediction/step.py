@@ -145,8 +145,9 @@ def step_of(asked: Asked, changes: Changes | None = None) -> DecodeStep:
         with noted(recorder.launches.append), recorder:
             executor._steps.body(StepKind(sequences, sequences, False, True))
     store: Any = executor._store
+    model: Any = executor.model
     cache = sum(part.nbytes for i in range(asked.size.layers) for part in store.layer(i).parts())
-    return DecodeStep(recorder.launches, Lengths(sequences, context), executor.model.nbytes() + cache)
+    return DecodeStep(recorder.launches, Lengths(sequences, context), model.nbytes() + cache)
 
 
 class _Recorder(TorchDispatchMode):

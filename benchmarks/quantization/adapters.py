@@ -101,7 +101,7 @@ def trained(base: Path, text: Tensor, output: Path) -> tuple[float, float, float
         optimizer.zero_grad()
         schedule.step()
         losses.append(loss.item())
-    model.save_pretrained(output)
+    model.save_pretrained(str(output))
     return time.perf_counter() - start, sum(losses[:20]) / 20, sum(losses[-20:]) / 20
 
 

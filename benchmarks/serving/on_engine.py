@@ -174,7 +174,8 @@ def sharing(given: EngineStudy) -> list[Row]:
         arrivals = given.study.random(prompts, outputs, 60, longest=_LONGEST)
         engine = Way("sharing", {"max_num_seqs": 8}).engine()
         ids = engine.tokenizer(text)["input_ids"]
-        for what, params in (("4 samples", {"n": 4}), ("4 beams", {"beam_width": 4})):
+        asked: dict[str, dict[str, Any]] = {"4 samples": {"n": 4}, "4 beams": {"beam_width": 4}}
+        for what, params in asked.items():
             used = apart = 0
             for number, arrival in enumerate(arrivals):
                 start = 997 * number % (len(ids) - _LONGEST)

@@ -109,6 +109,7 @@ def _arrivals(
 ) -> list[Arrival]:
     """At a rate at which the engine should be busy for such a share of the time."""
     rate = 1.0
+    found: list[Arrival] = []
     for _ in range(6):
         found = synthetic(
             LengthDistribution.parse(PROMPTS, "prompts"), LengthDistribution.parse(OUTPUTS, "outputs"), count=REQUESTS, rate=rate,

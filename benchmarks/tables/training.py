@@ -39,7 +39,7 @@ def _trained(results: Any, *, quantized: bool) -> str:
             continue
         blimp = ", ".join(f"{statistics.mean(run['tasks'][name] for run in runs):.2f}" for name in (_NOUNS, _GAP))
         kl = spread(each(runs, "kl"), 4 if quantized else 3)
-        rows.append((_LABELS.get(method, method), spread(each(runs, "perplexity"), 1), kl, blimp))
+        rows.append((_LABELS.get(method) or method, spread(each(runs, "perplexity"), 1), kl, blimp))
     return markdown(("", "perplexity", "KL", "BLiMP: agreement, gap"), rows)
 
 

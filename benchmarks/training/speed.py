@@ -56,8 +56,10 @@ def ours(kind: str) -> Callable[[], None]:
         teacher = ReadingTeacher(reading.split, comparison)
         if kind == "stored":
             with torch.no_grad():
-                places, kept = most_likely(reading.module(input_ids=TOKENS).logits, KEPT, 1.0)
-            teacher = StoredTeacher("forward_kl", lambda _: (places, kept), 1.0)
+                logits = reading.module(input_ids=TOKENS).logits
+            vocabulary = logits.shape[-1]
+            places, kept = most_likely(logits, KEPT, 1.0)
+            teacher = StoredTeacher("forward_kl", lambda _: (places, kept), 1.0, vocabulary)
     optimizer = MasterAdamW(student.trained(), 0.0)
     learner = Distilling(student.split, teacher)
     batch = TrainingBatch(TOKENS, windows=torch.arange(BATCH))

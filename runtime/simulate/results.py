@@ -126,7 +126,9 @@ class Counted(Protocol):
     reserved: float
     wasted: float
     now: float
-    scheduler: Scheduler
+
+    @property
+    def scheduler(self) -> Scheduler: ...
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from smelt.runtime.kernels.base.launch import overlapping_at
@@ -69,7 +70,7 @@ def jobs(place: Place) -> list[Job]:
     """One each, after a job that compiles all of ours."""
     found, tiles = plan(place), tiles_of(place.device)
 
-    def about(one: Planned) -> dict[str, object]:
+    def about(one: Planned) -> dict[str, Any]:
         tile: Tile | None = None if one.case is None else one.case.tile_on(tiles)
         names = ("method", "rows", "outputs", "columns", "gate")
         return {name: getattr(one, name) for name in names} | ({} if tile is None else {"tile": vars(tile)})

@@ -83,7 +83,8 @@ def _rotation(place: Place, rows: int) -> Timed:
     x = torch.randn(rows, width, dtype=B, device=device)
     cache = layer_cache(-(-rows // 16), _HEADS.shared, 16, _HEADS.size, "plain", B, device)
     each = torch.arange(rows, dtype=torch.int32, device=device)
-    turns = RotaryTables(*(torch.randn(rows, _HEADS.size // 2, dtype=B, device=device) for _ in range(2)), each)
+    cosines, sines = torch.randn(2, rows, _HEADS.size // 2, dtype=B, device=device)
+    turns = RotaryTables(cosines, sines, each)
     return lambda: rotate_and_store(x, _HEADS, cache, each, None, turns), 4 * rows * width
 
 
