@@ -55,9 +55,7 @@ def torch_fp8(x: Tensor, outputs: int, copies: int) -> Calls:
     codes = (x.float() / scale).to(torch.float8_e4m3fn)
     weights = [_weight(x, outputs).to(torch.float8_e4m3fn).t() for _ in range(copies)]
     scales = torch.rand(1, outputs, device=x.device)
-    return [
-        lambda w=w: torch.ops.aten._scaled_mm(codes, w, scale, scales, out_dtype=torch.bfloat16) for w in weights
-    ]
+    return [lambda w=w: torch.ops.aten._scaled_mm(codes, w, scale, scales, out_dtype=torch.bfloat16) for w in weights]
 
 
 def torch_int8(x: Tensor, outputs: int, copies: int) -> Calls:

@@ -146,7 +146,7 @@ def work(stage: _Stage, ranks: ConnectedRanks, turns: int) -> dict[str, Any]:
                 times.setdefault(way, []).append((of_all[0][0], sum(each for _, each in of_all)))
         for way, pieces in ways(runs, chunks).items():
             measured = times[way][1:]
-            seconds, idle = StepInPieces(costs, lambda _: len(pieces)).passed([_work(piece) for piece in pieces])
+            seconds, idle = StepInPieces(costs, lambda _: 1).passed([_work(piece) for piece in pieces])
             rows.append(
                 {
                     "load": name, "way": way, "pieces": [sum(len(run.tokens) for run in piece) for piece in pieces],

@@ -3,11 +3,12 @@
 // A weight is kept in tiles of 32 outputs. A tile holds its codes in steps of 4 columns (8 bits) or 8 columns (4 bits);
 // a step is two vectors of 64 bytes: 16 outputs times 4 bytes. In a byte of two 4 bit codes the lower one is of column b,
 // the upper one of column 4 + b. Codes are unsigned and have a zero-point; scales stand as [tile][group][32].
-// So one vector instruction (vpdpbusd) multiplies 4 columns of 16 outputs, and a row's inputs are broadcast.
+// So one vector instruction (vpdpbusd) multiplies 4 columns of 16 outputs, and a row's inputs are broadcast. Where it is missing, 8 bits are
+// multiplied by inputs of 16 as words.h says.
 //
 // Codes of 8 bits may stand in two planes, of their upper and of their lower four bits, each as codes of 4 bits stand. Who needs but
 // the upper ones, such as a drafter, reads half of the memory.
-#include "codes.h"
+#include "words.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -35,18 +36,10 @@ constexpr int paired(Form form, int64_t columns) {
     return std::min(kPaired, form == kEight ? 4 : (form == kFour ? 1 : 3) + (columns < 4096 ? 0 : 1));
 }
 
-// How many bytes of a tile's codes are asked for in advance, and of two tiles at a time, whose codes are multiplied as fast as they come. On AMD's
-// Zen 4 as in linear_dense.cpp: by way of the second cache 1.1 to 1.25 times as fast where memory is fast, 1.05 times where others use it. How
-// far was tried; there is no rule in it.
-#if defined(SMELT_AMD)
-constexpr auto kHint = _MM_HINT_T1;
-constexpr int ahead_of(Form form) { return form == kPlanes ? 4096 : 6144; }
-constexpr int kPairsAhead = 1024;
-#else
-constexpr auto kHint = _MM_HINT_T0;
-constexpr int ahead_of(Form) { return 2048; }
-constexpr int kPairsAhead = 2048;
-#endif
+template <Form kForm, int kParts>
+constexpr bool by_words = kWords && kForm != kFour && kParts == 2;
+template <Form kForm, int kParts>
+using Inputs = Rounded<std::conditional_t<by_words<kForm, kParts>, int16_t, int8_t>>;
 
 template <Form kForm>
 inline __m512i add_products(__m512i sum, __m512i codes, __m512i inputs) {
@@ -113,7 +106,8 @@ template <int kSums, int kVectors>
 // Some rows by one tile, or few by two: memory answers two streams faster than one. Sums are exact within a group, float32 over groups.
 // Where `next_step` is not 0, `next` codes are asked for meanwhile, so many bytes on at each step, instead of this tile's own.
 template <Form kForm, int kRows, int kParts, int kTiles, class Scale>
-SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t row, int64_t tile, const uint8_t* next, int64_t next_step, bf16* out) {
+SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded<int8_t>& x, int64_t row, int64_t tile, const uint8_t* next, int64_t next_step,
+                                    bf16* out) {
     constexpr int64_t step = kForm == kEight ? 4 : 8;
     constexpr bool kNarrow = kForm == kFour && kNarrowSums > 0;
     constexpr int kSums = kRows * kParts, kVectors = 2 * kTiles, ahead = kTiles == 2 ? kPairsAhead : ahead_of(kForm);
@@ -202,10 +196,17 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded& x, int64_t ro
     }
 }
 
+// How many rows a panel may have, and how many of int8 or of 16 bits a row is.
+template <Form kForm, int kParts>
+constexpr int highest = by_words<kForm, kParts> ? kWordRows : kParts == 1 ? kTall : kPanel / kParts;
+template <Form kForm, int kParts>
+constexpr int apart = by_words<kForm, kParts> ? 1 : kParts;
+
 template <Form kForm, int kParts, class Scale>
-void panel_by_two_tiles(const Codes& w, const Rounded& x, int64_t tile, bf16* out) {
+void panel_by_two_tiles(const Codes& w, const Inputs<kForm, kParts>& x, int64_t tile, bf16* out) {
     const auto rows = [&]<int kRows>() {
-        if constexpr (kRows * kParts > kPaired) std::abort();  // paired() allows no more
+        if constexpr (kRows * apart<kForm, kParts> > kPaired) std::abort();  // paired() allows no more
+        else if constexpr (by_words<kForm, kParts>) words_by_tiles<kForm, kRows, 4, 2, Scale>(w, x, 0, tile, nullptr, 0, kPairsAhead, out);
         else rows_by_tiles<kForm, kRows, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
     };
     switch (x.rows) {
@@ -217,13 +218,15 @@ void panel_by_two_tiles(const Codes& w, const Rounded& x, int64_t tile, bf16* ou
 }
 
 template <Form kForm, int kParts, class Scale>
-void panel_by_tile(const Codes& w, const Rounded& x, int64_t panel, int64_t place, int64_t panels, int64_t tile, bf16* out) {
+void panel_by_tile(const Codes& w, const Inputs<kForm, kParts>& x, int64_t panel, int64_t place, int64_t panels, int64_t tile, bf16* out) {
     const int64_t row = panel * x.height;
     // With several panels, each asks for its part of the next tile; with one, memory is waited for anyway.
     const int64_t bytes = w.columns * kTile * bits_of(kForm) / 8, step = panels > 1 ? std::max<int64_t>(1, 128 / panels) : 0;
     const uint8_t* next = w.codes + (tile + 1) * bytes + place * bytes / panels;
     const auto rows = [&]<int kRows>() {
-        if constexpr (kRows > (kParts == 1 ? kTall : kPanel / kParts)) std::abort();  // no panel is higher
+        if constexpr (kRows > highest<kForm, kParts>) std::abort();  // no panel is higher
+        else if constexpr (by_words<kForm, kParts>)
+            words_by_tiles<kForm, kRows, kRows <= kFewRows ? 2 : 1, 1, Scale>(w, x, row, tile, next, step, ahead_of(kForm), out);
         else rows_by_tiles<kForm, kRows, kParts, 1, Scale>(w, x, row, tile, next, step, out);
     };
     switch (x.height_of(panel)) {
@@ -245,11 +248,12 @@ inline int64_t piece_of(const Codes& w, int64_t tiles, int threads) {
 
 template <Form kForm, int kParts, class Scale>
 void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    const int most = kForm != kFour && kParts == 1 && rows <= 2 * kTall ? kTall : kPanel / kParts * kParts;
-    const Rounded rounded(x, rows, w.columns, group, kParts, most, most, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
+    const bool tall = by_words<kForm, kParts> || (kForm != kFour && kParts == 1 && rows <= 2 * kTall);
+    const int most = tall ? highest<kForm, kParts> : kPanel / kParts * kParts;
+    const Inputs<kForm, kParts> rounded(x, rows, w.columns, group, kParts, most, most, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
     const int64_t piece = piece_of(w, tiles, threads);
-    if (kParts * rows <= paired(kForm, w.columns) && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
+    if (apart<kForm, kParts> * rows <= paired(kForm, w.columns) && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
         spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
             if (2 * pair + 1 < tiles) return panel_by_two_tiles<kForm, kParts, Scale>(w, rounded, 2 * pair, out);
             panel_by_tile<kForm, kParts, Scale>(w, rounded, 0, 0, 1, 2 * pair, out);

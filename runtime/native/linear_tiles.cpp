@@ -35,7 +35,7 @@ void widen_codes(const uint8_t* codes, const uint8_t* lower, int64_t columns, ui
 }
 
 template <class Tiles, class Scale>
-void rows_by_tile(Tiles& tiles, int step, const Codes& w, const uint8_t* codes, const Rounded& x, int64_t row, int64_t tile, bf16* out) {
+void rows_by_tile(Tiles& tiles, int step, const Codes& w, const uint8_t* codes, const Rounded<int8_t>& x, int64_t row, int64_t tile, bf16* out) {
     const int64_t columns = w.columns, groups = columns / w.group, pieces = columns / x.group, per = w.group / x.group;
     const int64_t rows = std::min(kRows, x.rows - row);
     const int8_t *upper = x.codes.data() + row * columns, *lower = upper + 16 * columns;
@@ -87,7 +87,7 @@ void rows_by_tile(Tiles& tiles, int step, const Codes& w, const uint8_t* codes, 
 template <class Tiles, class Scale>
 void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
     const Form form = form_of(w);
-    const Rounded rounded(x, rows, w.columns, group, 1, 1, kRows, w.zeros ? 1 : zero_of(form), w.input_scale, threads);
+    const Rounded<int8_t> rounded(x, rows, w.columns, group, 1, 1, kRows, w.zeros ? 1 : zero_of(form), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile, bytes = w.columns * kTile * bits_of(form) / 8;
     // As many rows at a time as stay in the second cache while tiles pass by.
     const int64_t together = std::max<int64_t>(1, (1 << 20) / (w.columns * kRows)) * kRows;
