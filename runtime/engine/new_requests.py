@@ -15,6 +15,7 @@ from ..requests.options import RequestOptions
 from ..requests.params import SamplingParams
 from ..requests.sequence import Request, Sequence
 from ..requests.text_stream import TextStream
+from ..sampling.bad_words import bad_words_tokens
 from ..scheduling.scheduler import Scheduler
 
 Prompt = str | SequenceOf[int]
@@ -89,6 +90,8 @@ class NewRequests:
         request = Request(name, tokens, params, grows_to, self._variant(grows_to) + salt, text, deadline=deadline)
         request.priority, request.predicted_tokens = options.get("priority", 0), options.get("predicted_tokens")
         request.adapter = options.get("adapter")
+        if params.bad_words:
+            request.bad_words = bad_words_tokens(self._engine.tokenizer, params.bad_words)
         if params.seed is None:
             request.seed = self._seeds.getrandbits(63)
         request.sequences = [
@@ -143,11 +146,14 @@ class NewRequests:
             return problem
         if len(tokens) >= self._engine.max_model_len:
             return f"the prompt has {len(tokens)} tokens, and the engine's max_model_len of {self._engine.max_model_len} leaves no room to continue it"
-        outside = [t for t in (*params.logit_bias, *params.stop_token_ids) if not 0 <= t < vocabulary]
+        named = (*params.logit_bias, *params.stop_token_ids, *(params.allowed_token_ids or ()))
+        outside = [t for t in named if not 0 <= t < vocabulary]
         if outside:
-            return f"logit_bias or stop_token_ids name token {outside[0]}, outside the vocabulary of {vocabulary}"
+            return f"logit_bias, stop_token_ids or allowed_token_ids name token {outside[0]}, outside the vocabulary of {vocabulary}"
         if params.stop and self._engine.tokenizer is None:
             return "stop strings need a tokenizer, and the checkpoint has none; use stop_token_ids"
+        if params.bad_words and self._engine.tokenizer is None:
+            return "bad_words need a tokenizer, and the checkpoint has none"
         if params.sequences > self._engine.scheduler.max_num_seqs:
             return (
                 f"the request asks for {params.sequences} sequences at once, and the engine runs at most"

@@ -30,6 +30,9 @@ class SamplingParams:
         repetition_penalty: above 1, tokens of prompt and output become less likely.
         presence_penalty, frequency_penalty: subtracted once, or as often as it occurs, from a token of the output.
         logit_bias: added to tokens' logits.
+        allowed_token_ids: the only tokens that may be chosen, end tokens included; None for all.
+        bad_words: texts that the output may not contain, at its beginning, after a space or within a word, as the tokenizer writes them there.
+            A token is chosen all the same where nothing else is allowed.
         seed: fixes this request's draws, which without one differ from request to request; with ``Engine(reproducible=True)`` its tokens, regardless of other requests.
         stop: strings that end the output.
         stop_token_ids: tokens that end the output.
@@ -54,6 +57,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -68,10 +73,13 @@ class SamplingParams:
     constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop", "bad_words"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
+        for name in ("stop", "stop_token_ids", "bad_words"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         if 0 < self.temperature < _COLDEST:
@@ -93,13 +101,18 @@ class SamplingParams:
     def changes_logits(self) -> bool:
         """Whether tokens become likelier, less likely or impossible, before the temperature and the filters."""
         return bool(
-            self.constraint is not None
+            self.forbids_tokens
             or self.repetition_penalty != 1
             or self.presence_penalty
             or self.frequency_penalty
             or self.logit_bias
             or self.min_tokens
         )
+
+    @property
+    def forbids_tokens(self) -> bool:
+        """Whether tokens are impossible that no list of a few says once and for all."""
+        return self.constraint is not None or self.allowed_token_ids is not None or bool(self.bad_words)
 
     @property
     def is_plainly_greedy(self) -> bool:
@@ -125,6 +138,16 @@ class SamplingParams:
                 "logit_bias",
                 all(abs(v) <= _LARGEST for v in self.logit_bias.values()),
                 f"numbers within ±{_LARGEST:g} by token id",
+            ),
+            (
+                "allowed_token_ids",
+                self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
+                "token ids, at least one, or None",
+            ),
+            (
+                "bad_words",
+                all(isinstance(word, str) and word.strip() for word in self.bad_words),
+                "strings that are not blank",
             ),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
             ("stop", all(self.stop) and all(isinstance(s, str) for s in self.stop), "strings that are not empty"),

@@ -156,6 +156,7 @@ class Request:
         deadline: seconds from its arrival until it must have ended; None if it has as many as it takes.
         upper_bits: whether it is answered from the upper four of the weights' 8 bits.
         seed: of its noise, if its parameters name none; None for the engine's.
+        bad_words: those of its parameters, as tokens.
     """
 
     id: str
@@ -183,6 +184,7 @@ class Request:
     deadline: float | None = None
     upper_bits: bool = False
     seed: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def due(self) -> float:

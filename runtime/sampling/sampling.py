@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..requests.sequence import Sequence, TokenLogprobs
+from .bad_words import completing
 from .draw import Draw, DrawTokens
 from .logit_statistics import LogitStatistics
 
@@ -109,7 +110,7 @@ def top_logprobs(row: Tensor, total: float, token: int, count: int) -> TokenLogp
 
 
 def changed_logits(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> Tensor:
-    """A row of logits after biases, forbidden ends, penalties and the constraint; the same one if there are none."""
+    """A row of logits after biases, penalties, and without tokens that may not follow; the same one if nothing changes it."""
     params = sequence.request.params
     if not params.changes_logits:
         return row
@@ -126,13 +127,36 @@ def changed_logits(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> Ten
         with sequence.counted(len(sequence.request.prompt)) as (tokens, times):
             amount = params.presence_penalty + params.frequency_penalty * torch.from_numpy(times)
             row[torch.from_numpy(tokens)] -= amount
-    # A constraint decides by itself when the output ends, and may allow nothing else.
-    if generated < params.min_tokens and sequence.matcher is None:
-        stops = [*params.stop_token_ids, *(() if params.ignore_eos else ends)]
-        row[torch.tensor(stops, dtype=torch.int64)] = float("-inf")
+    if params.allowed_token_ids is not None:
+        allowed = torch.tensor(params.allowed_token_ids)
+        row = torch.full_like(row, float("-inf")).index_copy_(0, allowed, row[allowed])
     if sequence.matcher is not None:
         sequence.matcher.forbid(row)
+    _forbid(
+        row, _unwanted(sequence, ends), may_leave_none=params.allowed_token_ids is None and sequence.matcher is None
+    )
     return row
+
+
+def _unwanted(sequence: Sequence, ends: frozenset[int]) -> list[int]:
+    """Ends that come too soon, and tokens that complete a bad word."""
+    request, params = sequence.request, sequence.request.params
+    generated = sequence.tokens[len(request.prompt) :] if request.bad_words else []
+    found = completing(request.bad_words, generated)
+    # A constraint decides by itself when the output ends, and may allow nothing else.
+    if len(sequence.tokens) - len(request.prompt) < params.min_tokens and sequence.matcher is None:
+        found += [*params.stop_token_ids, *(() if params.ignore_eos else ends)]
+    return found
+
+
+def _forbid(row: Tensor, tokens: list[int], *, may_leave_none: bool) -> None:
+    if not tokens:
+        return
+    places = torch.tensor(tokens)
+    before = row[places]
+    row[places] = float("-inf")
+    if not may_leave_none and not row.isfinite().any():
+        row[places] = before
 
 
 def sequence_seed(sequence: Sequence, seed: int) -> int:

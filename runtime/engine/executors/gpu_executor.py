@@ -120,7 +120,7 @@ class GpuExecutor(TorchExecutor):
             return False
         params = request.params
         plain = params.n == 1 and not params.is_beam_search and params.prompt_logprobs is None
-        plain = plain and params.constraint is None
+        plain = plain and not params.forbids_tokens
         if not plain or any(sequence.expected for sequence in request.sequences):
             return False
         edits = len(_edits(request, self._ends))

@@ -19,6 +19,8 @@ from ..model.scheduling import LONGEST_STOP, MOST_STOPS, SchedulingFields
 MOST_MESSAGES = 8192
 # Of one request: prompts times samples.
 MOST_SEQUENCES = 128
+# Tokens that may be chosen, and words that may not come: each is looked at with each token.
+_MOST_ALLOWED, _MOST_BAD_WORDS = 1 << 14, 256
 # Log probabilities of one request's prompts together: each is an object in memory, and most of them a line of the answer.
 _MOST_PROMPT_LOGPROBS = 1 << 18
 
@@ -59,7 +61,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "best_of": (1,),
     "include_reasoning": (True,),
-    "bad_words": ([],),
     "detokenize": (True,),
     "return_tokens_as_token_ids": (False,),
     "functions": ([],),
@@ -86,6 +87,8 @@ class ChoosingFields(Fields, SchedulingFields):
     ignore_eos: bool = False
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
+    allowed_token_ids: Annotated[list[int], Field(max_length=_MOST_ALLOWED, fail_fast=True)] | None = None
+    bad_words: list[str] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
@@ -114,8 +117,9 @@ class ChoosingFields(Fields, SchedulingFields):
             ApiError: the engine refuses a value.
         """
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(stop) > MOST_STOPS or max(map(len, stop), default=0) > LONGEST_STOP:
-            raise ApiError(400, f"stop may have {MOST_STOPS} texts of {LONGEST_STOP} characters.", param="stop")
+        for name, texts, most in (("stop", stop, MOST_STOPS), ("bad_words", self.bad_words or [], _MOST_BAD_WORDS)):
+            if len(texts) > most or max(map(len, texts), default=0) > LONGEST_STOP:
+                raise ApiError(400, f"{name} may have {most} texts of {LONGEST_STOP} characters.", param=name)
         try:
             return SamplingParams(
                 **chosen(self, defaults),
@@ -127,6 +131,8 @@ class ChoosingFields(Fields, SchedulingFields):
                 include_stop_str_in_output=self.include_stop_str_in_output,
                 skip_special_tokens=self.skip_special_tokens,
                 logit_bias=self.logit_bias or {},
+                allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+                bad_words=tuple(self.bad_words or ()),
                 ignore_eos=self.ignore_eos,
                 **others,
             )

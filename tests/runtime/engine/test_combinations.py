@@ -155,6 +155,8 @@ def _params(draw: random.Random, seed: int) -> SamplingParams:
             found |= {"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.3}
         if draw.random() < 0.2:
             found["logit_bias"] = {7: 3.0, 9: -5.0}
+        if draw.random() < 0.1:
+            found["allowed_token_ids"] = range(0, 4096, 3)
     rarely: dict[str, Callable[[], Any]] = {
         "min_tokens": lambda: draw.randrange(found["max_tokens"] + 1),
         "stop_token_ids": lambda: tuple(range(draw.randrange(8), 4096, 16)),

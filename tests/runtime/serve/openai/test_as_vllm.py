@@ -19,7 +19,7 @@ from smelt.runtime.serve.model.answer_format import AnswerOptions
 from smelt.runtime.serve.model.loader import ModelLoader
 from smelt.runtime.serve.openai.token_text import TextPlaces, TokenText, piece_bytes
 from smelt.system.errors import SmeltError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ....tiny import SMELT_6M
 from ...engine.test_text import TOKENIZERS
@@ -100,9 +100,35 @@ def test_fields_that_clients_add_of_their_own_are_ignored(server: Serving) -> No
     ]
     tools = [{"type": "function", "function": {"name": "f", "returns": {}}, "cache_control": {}}]
     _post(server, "chat/completions", messages=turns, tools=tools, tool_choice="none", **asked)
-    for name, value in (("best_of", 2), ("temprature", 1), ("guided_json", {}), ("bad_words", ["a"])):
+    for name, value in (("best_of", 2), ("temprature", 1), ("guided_json", {}), ("truncate_prompt_tokens", 1)):
         refused = httpx2.post(f"{server.url}/v1/chat/completions", json={"messages": MESSAGES, **asked, name: value})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
+def test_allowed_tokens_and_bad_words(server: Serving) -> None:
+    """In every API of OpenAI's; what may not be asked is refused by name."""
+    asked: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    plain = _post(server, "completions", prompt=PROMPT, max_tokens=12, **asked)["choices"][0]["text"]
+    words = sorted({word for word in plain.split() if word.isalpha()})
+    found = _post(server, "completions", prompt=PROMPT, max_tokens=12, bad_words=words, **asked)["choices"][0]["text"]
+    assert found
+    assert not set(words) & set(found.split())
+    tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
+    (token,) = tokenizer(" river", add_special_tokens=False).input_ids
+    chat = _post(server, "chat/completions", messages=MESSAGES, max_tokens=3, allowed_token_ids=[token], **asked)
+    assert chat["choices"][0]["message"]["content"].split() == ["river"] * 3
+    response = _post(server, "responses", input="a", max_output_tokens=3, allowed_token_ids=[token], **asked)
+    assert response["output"][0]["content"][0]["text"].split() == ["river"] * 3
+    for name, value, part in (
+        ("allowed_token_ids", [1 << 30], "outside the vocabulary"),
+        ("allowed_token_ids", [], "at least one"),
+        ("bad_words", [""], "not blank"),
+        ("bad_words", ["a"] * 257, "256"),
+        ("allowed_token_ids", [1] * 20000, "16384"),
+    ):
+        refused = httpx2.post(f"{server.url}/v1/completions", json={"prompt": PROMPT, name: value})
+        assert refused.status_code == 400
+        assert part in refused.json()["error"]["message"]
 
 
 def test_a_seed_of_minus_one_is_none(server: Serving) -> None:
