@@ -58,6 +58,12 @@ def refused(problem: SmeltError, param: str | None = None) -> ApiError:
     return ApiError(400, sentence(problem), param=param)
 
 
+def beams_without_grammar() -> ApiError:
+    """Beam search that should follow a grammar."""
+    why = "Beam search follows no grammar; leave out use_beam_search, or response_format, structured_outputs, and tools that are required or strict."
+    return ApiError(400, why, param="use_beam_search")
+
+
 def too_long(prompt: int, wanted: int | None, longest: int) -> ApiError:
     """A prompt, or a prompt and what it asks for, that is longer than the model takes."""
     asked = f"{prompt} tokens" if wanted is None else f"{prompt} tokens and max_tokens is {wanted}"

@@ -15,7 +15,7 @@ from ...requests.params import SamplingParams
 from ..answer.parts import FirstCall, Parser
 from ..constraints.formats import ResponseFormat, StructuredOutputs, grammar_of
 from ..constraints.grammar import calls_or_json, optional_calls, tool_calls
-from ..http.errors import ApiError
+from ..http.errors import ApiError, beams_without_grammar
 from .served_model import ServedModel
 
 _MOST_TOOLS, _LONGEST_NAME = 1024, 256
@@ -153,6 +153,8 @@ async def chat_prompt(
         tags = None if form.tags is None else (form.tags.opening, form.tags.closing)
         grammar = optional_calls(form.calls, schemas, several=options.is_parallel, thinking=tags)
     if grammar is not None:
+        if params.is_beam_search:
+            raise beams_without_grammar()
         constraint = await asyncio.to_thread(model.compile, grammar, form.reasoning_end(tokens))
         params = replace(params, constraint=constraint)
     # Tags may be special tokens.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,7 +12,7 @@ from ....system.errors import SmeltError
 from ...requests.constraint import Constraint
 from ...requests.params import SamplingParams
 from ..constraints.formats import ResponseFormat, StructuredOutputs
-from ..http.errors import ApiError, refused
+from ..http.errors import ApiError, beams_without_grammar, refused
 from ..model.choosing import chosen
 from ..model.scheduling import LONGEST_STOP, MOST_STOPS, SchedulingFields
 
@@ -161,6 +162,8 @@ class SamplingFields(ChoosingFields):
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool = False
     min_tokens: Annotated[int, Field(ge=0)] = 0
+    use_beam_search: bool = False
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] = 1.0
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def sampling(
@@ -177,7 +180,8 @@ class SamplingFields(ChoosingFields):
         Raises:
             ApiError: the engine refuses a value.
         """
-        return self.params(
+        self._check_beams(constraint)
+        found = self.params(
             defaults,
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
@@ -185,7 +189,18 @@ class SamplingFields(ChoosingFields):
             prompt_logprobs=prompt_logprobs,
             n=self.n or 1,
             constraint=constraint,
+            beam_width=self.n or 1 if self.use_beam_search else 0,
+            length_penalty=self.length_penalty,
         )
+        return replace(found, temperature=0.0) if self.use_beam_search else found  # a single beam is greedy, too
+
+    def _check_beams(self, constraint: Constraint | None) -> None:
+        if self.use_beam_search and self.stream:
+            raise ApiError(400, "Beam search is not streamed; leave stream out.", param="stream")
+        if self.use_beam_search and constraint is not None:
+            raise beams_without_grammar()
+        if self.length_penalty != 1 and not self.use_beam_search:
+            raise ApiError(400, "length_penalty is for beams; set use_beam_search.", param="length_penalty")
 
     def check_prompt_logprobs(self, prompts: Sequence[Sequence[int]], count: int | None) -> None:
         """Refuse more log probabilities of prompts than an answer can hold, and those that a stream would leave out.

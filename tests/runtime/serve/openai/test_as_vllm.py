@@ -131,6 +131,35 @@ def test_allowed_tokens_and_bad_words(server: Serving) -> None:
         assert part in refused.json()["error"]["message"]
 
 
+def test_beams(server: Serving) -> None:
+    """As many as there are answers, as transformers finds them; one is greedy."""
+    tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
+    model: Any = AutoModelForCausalLM.from_pretrained(SMELT_6M, dtype=torch.float32)
+    ids = torch.tensor([tokenizer(PROMPT).input_ids])
+    common = {"prompt": PROMPT, "max_tokens": 8, "ignore_eos": True, "use_beam_search": True, "temperature": 0.7}
+    for penalty in (1.0, 2.0):
+        theirs = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False, eos_token_id=None,
+            num_beams=3, num_return_sequences=3, length_penalty=penalty,
+        )[:, ids.shape[1] :]  # fmt: skip
+        found = _post(server, "completions", n=3, length_penalty=penalty, return_token_ids=True, **common)["choices"]
+        assert [each["token_ids"] for each in found] == theirs.tolist()
+        assert [each["text"] for each in found] == [tokenizer.decode(each) for each in theirs]
+    single = _post(server, "completions", **common)["choices"][0]["text"]
+    assert single == _post(server, "completions", prompt=PROMPT, max_tokens=8, temperature=0)["choices"][0]["text"]
+    chats = _post(server, "chat/completions", messages=MESSAGES, max_tokens=6, n=2, use_beam_search=True)["choices"]
+    assert len({each["message"]["content"] for each in chats}) == 2
+    schema = {"type": "json_object"}
+    for path, body, param in (
+        ("completions", {"prompt": PROMPT, "stream": True}, "stream"),
+        ("completions", {"prompt": PROMPT, "response_format": schema}, "use_beam_search"),
+        ("chat/completions", {"messages": MESSAGES, "response_format": schema}, "use_beam_search"),
+        ("completions", {"prompt": PROMPT, "use_beam_search": False, "length_penalty": 2}, "length_penalty"),
+    ):
+        refused = httpx2.post(f"{server.url}/v1/{path}", json={"use_beam_search": True, "n": 2} | body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
 def test_a_seed_of_minus_one_is_none(server: Serving) -> None:
     asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "seed": -1, "temperature": 1.0}
     assert len({_post(server, "completions", **asked)["choices"][0]["text"] for _ in range(4)}) > 1
