@@ -62,13 +62,13 @@ inline __m512 scales_at(const void* scales, int64_t place) {
 //
 // With two parts, inputs are integers of 16 bits: how many times 256 they are is a row of its own here, and the rest the next one. Scales
 // are powers of two, so that bfloat16 numbers down to a 64th of their group's largest are not changed. A group has up to 128 columns then.
-// Where codes are Words, of 16 bits, they stand in one row, and columns 1 and 2 of each 4 in the other order (words.h).
+// Where codes have 16 bits themselves they stand in one row, and columns 1 and 2 of each 4 in the other order (words.h).
 //
 // Such rows stand in panels of up to `most`; a panel holds [4 columns][row][4 codes], so that a step of the loop over columns
 // reads one stretch of memory, whatever the number of rows. Room is made for a multiple of `multiple` rows.
 template <class Code>
 struct Rounded {
-    static constexpr bool kWords = sizeof(Code) == 2;
+    static constexpr bool kWide = sizeof(Code) == 2;
     static constexpr int kExponent = 14;        // of the largest number of 16 bits, of which one is the sign
     static constexpr float kLargest = 32639.0f;  // that has two parts of int8
 
@@ -81,7 +81,7 @@ struct Rounded {
 
     Rounded(const bf16* x, int64_t rows, int64_t columns, int64_t group, int parts, int64_t most, int64_t multiple, int zero, float fixed, int threads)
         : rows(rows), columns(columns), group(group), zero(zero), fixed(fixed) {
-        const int64_t groups = columns / group, apart = kWords ? 1 : parts;  // rows that a row takes
+        const int64_t groups = columns / group, apart = kWide ? 1 : parts;  // rows that a row takes
         panels = (apart * rows + most - 1) / most;
         height = (rows + panels - 1) / panels;
         codes.resize((apart * rows + multiple - 1) / multiple * multiple * columns);
@@ -114,7 +114,7 @@ struct Rounded {
     // 16 codes from column k of a group on.
     void put(__m512i values, int64_t k, Code* to, int64_t stride) const {
         alignas(32) Code each[16];
-        if constexpr (kWords) {
+        if constexpr (kWide) {
             constexpr int kOrder = _MM_SHUFFLE(3, 1, 2, 0);
             const __m256i swapped = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(_mm512_cvtepi32_epi16(values), kOrder), kOrder);
             _mm256_store_si256((__m256i*)each, swapped);
@@ -154,7 +154,7 @@ struct Rounded {
         for (int64_t k = 0; k < group; k += 16) {
             const __m512i code = _mm512_cvtps_epi32(_mm512_scalef_ps(load16(x + k, first(group - k)), factor));
             sum = _mm512_add_epi32(sum, code);
-            if constexpr (kWords) {
+            if constexpr (kWide) {
                 put(code, k, to, stride);
                 continue;
             }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from ..requests.sequence import BeamCandidate, Request, Sequence
@@ -11,7 +13,7 @@ from .sampling import changed_logits
 def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list[BeamCandidate]:
     """A beam's best continuations, the best first.
 
-    There are enough to continue every beam even if the best ones all end. Biases and penalties change
+    There are enough to continue every beam even if the best ones all end, where as many tokens are allowed. Biases and penalties change
     the log probabilities that score beams, as in transformers.
     """
     params = sequence.request.params
@@ -24,6 +26,7 @@ def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list
     return [
         BeamCandidate(token, sequence.score + change, logprob, None if top is None else {**top, token: logprob})
         for change, token, logprob in zip(best.values.tolist(), best.indices.tolist(), own, strict=True)
+        if change > -math.inf
     ]
 
 

@@ -87,6 +87,14 @@ def test_beams_follow_both(running: Engine, model: PreTrainedModel) -> None:
     assert found.outputs[0].token_ids == _theirs(model, tokens, 12, num_beams=3, bad_words_ids=ids)
 
 
+@pytest.mark.parametrize(("allowed", "texts"), [((100,), 1), ((100, 101), 3)])
+def test_fewer_tokens_than_beams(allowed: tuple[int, ...], texts: int, running: Engine) -> None:
+    params = SamplingParams(beam_width=3, n=3, max_tokens=4, temperature=0, allowed_token_ids=allowed)
+    found = [each.token_ids for each in running.generate(PROMPTS[0], params)[0].outputs]
+    assert len(found) == len(set(map(tuple, found))) == texts
+    assert all(len(each) == 4 and set(each) <= set(allowed) for each in found)
+
+
 @pytest.mark.parametrize("drafter", ["lookup", "early-exit:3"])
 def test_drafts_follow_both(drafter: str, running: Engine) -> None:
     asked = [
