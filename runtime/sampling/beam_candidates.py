@@ -26,7 +26,7 @@ def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list
     return [
         BeamCandidate(token, sequence.score + change, logprob, None if top is None else {**top, token: logprob})
         for change, token, logprob in zip(best.values.tolist(), best.indices.tolist(), own, strict=True)
-        if change > -math.inf
+        if change != -math.inf
     ]
 
 

@@ -132,9 +132,7 @@ def changed_logits(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> Ten
         row = torch.full_like(row, float("-inf")).index_copy_(0, allowed, row[allowed])
     if sequence.matcher is not None:
         sequence.matcher.forbid(row)
-    _forbid(
-        row, _unwanted(sequence, ends), may_leave_none=params.allowed_token_ids is None and sequence.matcher is None
-    )
+    _forbid(row, _unwanted(sequence, ends))
     return row
 
 
@@ -149,13 +147,14 @@ def _unwanted(sequence: Sequence, ends: frozenset[int]) -> list[int]:
     return found
 
 
-def _forbid(row: Tensor, tokens: list[int], *, may_leave_none: bool) -> None:
+def _forbid(row: Tensor, tokens: list[int]) -> None:
+    """Make tokens impossible, unless nothing else is possible."""
     if not tokens:
         return
     places = torch.tensor(tokens)
     before = row[places]
     row[places] = float("-inf")
-    if not may_leave_none and not row.isfinite().any():
+    if not row.isfinite().any():
         row[places] = before
 
 

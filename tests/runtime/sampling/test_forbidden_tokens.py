@@ -95,6 +95,12 @@ def test_fewer_tokens_than_beams(allowed: tuple[int, ...], texts: int, running: 
     assert all(len(each) == 4 and set(each) <= set(allowed) for each in found)
 
 
+def test_beams_of_which_every_token_is_forbidden_end(running: Engine) -> None:
+    params = SamplingParams(beam_width=2, max_tokens=4, min_tokens=3, temperature=0, stop_token_ids=range(4096))  # type: ignore[arg-type]
+    (found,) = running.generate(PROMPTS[0], params)[0].outputs
+    assert 1 <= len(found.token_ids) <= 4
+
+
 @pytest.mark.parametrize("drafter", ["lookup", "early-exit:3"])
 def test_drafts_follow_both(drafter: str, running: Engine) -> None:
     asked = [
