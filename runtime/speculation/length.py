@@ -41,6 +41,8 @@ _MEASURED, _SHORTER = 3, 0.95
 # gain; and how many without follow each other then, at least.
 _FRESH, _LEAST_FRESH, _PER_GAIN = 64, 8, 64
 _COMPARED = 2
+# Steps with drafts after which they are a token longer, or shorter: what that takes may be known from the start only, when something else ran.
+_ANOTHER = 32
 # Tokens that a drafter computes together in a step that takes about as long as for one, as long as nothing else is known.
 _TOGETHER = 16
 # Of all sequences together.
@@ -92,6 +94,7 @@ class AdaptiveDrafts(FixedDrafts):
         self._first: dict[int, list[float]] = {}  # the first ones of each number of sequences
         self._left: dict[int, int] = {}  # steps with drafts until one without
         self._fresh = _FRESH  # after the next one without
+        self._until_another, self._another = _ANOTHER, 1  # how much longer they are then
         self._of_all = AcceptanceShare()
         self._caught = AcceptanceShare()
         self._of_each: WeakKeyDictionary[Sequence, AcceptanceShare] = WeakKeyDictionary()
@@ -126,6 +129,16 @@ class AdaptiveDrafts(FixedDrafts):
         """Whether the step is to have no drafts so that others can be compared with it."""
         return self._left.get(len(plan.chunks), 0) <= 0 and not plan.has_prompts
 
+    def _as_long(self, lengths: list[int], sources: list[DraftSource]) -> list[int]:
+        """Another length than the best one, now and then."""
+        self._until_another -= 1
+        if self._until_another > 0:
+            return lengths
+        self._until_another, by, self._another = _ANOTHER, self._another, -self._another
+        return [
+            length and min(max(1, length + by), source.most) for length, source in zip(lengths, sources, strict=True)
+        ]
+
     def _without_drafts(self, plan: StepPlan) -> float:
         """Seconds of a step. How long one with prompts would take is known from those that verify as many tokens."""
         return self._verifying.of(plan.tokens) if plan.has_prompts else self._plain.of(len(plan.chunks))
@@ -145,6 +158,7 @@ class AdaptiveDrafts(FixedDrafts):
         for looks_up in (True, False):  # what is looked up takes rows only, and may be longer
             found = self._grown(found, sources, row * len(taking), rows, budget, looks_up=looks_up)
         best, chosen, branches = found.speed, found.lengths, found.branches
+        usual = chosen
         if not any(chosen):
             chosen = self._tried([sequence for _, sequence in taking], sources, rows, plain)
         else:
@@ -153,13 +167,14 @@ class AdaptiveDrafts(FixedDrafts):
             for i, ((_, sequence), source) in enumerate(zip(taking, sources, strict=True)):
                 if chosen[i] and not source.looks_up and not self._preparing.pays(sequence, gain, self._prepared_guess):
                     chosen[i] = 0
+            usual, chosen = chosen, self._as_long(chosen, sources)
         sizes = {
             place: DraftSize(length, others.count, others.tokens, looks_up=source.looks_up)
             for (place, _), length, others, source in zip(taking, chosen, branches, sources, strict=True)
             if length
         }
         by_weights = {place: size for place, size in sizes.items() if not size.looks_up}
-        if by_weights and self._by_odds.is_known:
+        if chosen is usual and by_weights and self._by_odds.is_known:
             limits = {place: source for (place, _), source in zip(taking, sources, strict=True)}
             others = sum(size.tokens for size in sizes.values() if size.looks_up)
             sizes |= self._by_rule(plan, by_weights, limits, best, rows + others, budget - others)
@@ -335,7 +350,8 @@ class AdaptiveDrafts(FixedDrafts):
             if self._left[sequences] <= -_COMPARED and seconds > _SHORTER * self._plain.of(sequences):
                 self._left[sequences] = self._fresh
             # Longer contexts make steps with drafts longer, too.
-            self._verifying.scale(self._plain.measured(sequences, seconds))
+            self._plain.measured(sequences, seconds)
+            self._verifying.measured(sequences, seconds)
             return
         first = self._first.setdefault(sequences, [])
         first.append(seconds)
@@ -346,6 +362,7 @@ class AdaptiveDrafts(FixedDrafts):
             # What was measured before is without what the engine does between the model's steps.
             self._verifying.shift(max(0.0, seconds - self._verifying.of(sequences)))
         self._plain.measured(sequences, seconds)
+        self._verifying.measured(sequences, seconds)  # there may be none of so many rows yet
         self._left[sequences] = _LEAST_FRESH
 
     def _learn_drafting(self, plan: StepPlan, drafted: Drafted) -> None:

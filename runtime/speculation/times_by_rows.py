@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-# How much a measured time counts against earlier ones.
+# How much a measured time counts against earlier ones, of which the first few are worth as much each.
 _WEIGHT = 0.2
-# How far a step that took longer than known moves the times of other numbers of rows.
-_SHARED = 0.1
+# How far it moves the times of other numbers of rows, of how far it moves its own.
+_SHARED = 0.5
 # Longer ones were interrupted.
 _OUTLIER = 4.0
 
@@ -15,34 +15,34 @@ _OUTLIER = 4.0
 class TimesByRows:
     """Seconds by rows: between measured numbers of rows on a line, beyond them on the line through the last two.
 
-    Longer contexts make all steps longer, so that a measured step moves the times of other numbers of rows a little, too.
+    Longer contexts make all steps longer, so that a measured step moves the times of other numbers of rows a little, too. A time that was
+    interrupted must not make all others look longer: no step takes longer than one of more rows, or than the same rows in several steps.
     """
 
     def __init__(self) -> None:
         self._rows: list[int] = []
         self._seconds: list[float] = []
+        self._counts: list[int] = []  # how often each was measured
 
     @property
     def is_known(self) -> bool:
         """Whether anything has been measured."""
         return bool(self._rows)
 
-    def measured(self, rows: int, seconds: float) -> float:
-        """Learn from a step. Returns by which factor it moved the times of other numbers of rows."""
+    def measured(self, rows: int, seconds: float) -> None:
+        """Learn from a step."""
         at = bisect_left(self._rows, rows)
         if at == len(self._rows) or self._rows[at] != rows:
             self._rows.insert(at, rows)
             self._seconds.insert(at, seconds)
-            return 1.0
+            self._counts.insert(at, 1)
+            return
         ratio = min(seconds / self._seconds[at], _OUTLIER) - 1
-        own = self._seconds[at] * (1 + _WEIGHT * ratio)
-        self.scale(1 + _SHARED * ratio)
+        self._counts[at] += 1
+        change = max(_WEIGHT, 1 / self._counts[at]) * ratio
+        own = self._seconds[at] * (1 + change)
+        self._seconds = [each * (1 + _SHARED * change) for each in self._seconds]
         self._seconds[at] = own
-        return 1 + _SHARED * ratio
-
-    def scale(self, factor: float) -> None:
-        """All steps take longer by a factor."""
-        self._seconds = [each * factor for each in self._seconds]
 
     def shift(self, seconds: float) -> None:
         """All steps take longer by so much."""
@@ -56,4 +56,6 @@ class TimesByRows:
         above = min(max(bisect_left(known, rows), 1), len(known) - 1)
         low, high = known[above - 1], known[above]
         slope = max(0.0, (seconds[above] - seconds[above - 1]) / (high - low))
-        return max(seconds[above - 1] + slope * (rows - low), min(seconds))
+        found = max(seconds[above - 1] + slope * (rows - low), min(seconds))
+        more = seconds[bisect_left(known, rows) :]
+        return min(found, *more) if more else min(found, seconds[-1] * max(1.0, rows / known[-1]))
