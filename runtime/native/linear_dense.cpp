@@ -3,7 +3,7 @@
 #include "kernels.h"
 #include "simd.h"
 #if !defined(SMELT_AVX512)
-#include "widened.h"
+#include "dense_avx2.h"
 #endif
 
 #include <algorithm>
@@ -42,7 +42,7 @@ constexpr int64_t kPiece = 2048;
 #else
 constexpr auto kHint = _MM_HINT_T0;
 constexpr int64_t kAhead = 512;
-constexpr int64_t kPiece = 512;  // of float32
+constexpr int64_t kPiece = 512;
 #endif
 
 constexpr int64_t kCached = 4 << 20;  // bytes of a weight that may still be in a cache from the last step
@@ -51,7 +51,7 @@ constexpr int64_t kCached = 4 << 20;  // bytes of a weight that may still be in 
 #if defined(SMELT_AVX512)
 constexpr int kTaken = 4, kMany = 6;
 #else
-constexpr int kTaken = 2, kMany = 2;
+constexpr int kTaken = 2, kMany = 12;  // many by tiles
 #endif
 
 // By how many of them a row's columns are multiplied before they are read again, of a weight that comes from memory. Presumably what Zen 4
@@ -143,8 +143,8 @@ inline __m512 lanes_2_apart(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_sh
 inline __m512 lanes_1_apart(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); }
 
 // Adds up the lanes of each sum from row kFrom on, adds the bias, and stores the first `rows` rows.
-template <int kOutputs, int kRows, int kFrom = 0>
-[[gnu::always_inline]] SMELT_KEEPS_SUMS inline void store_totals(const Sums<kOutputs, kRows>& sum, const bf16* bias, int64_t rows,
+template <int kOutputs, int kRows, int kFrom = 0, int kWidth = kOutputs>
+[[gnu::always_inline]] SMELT_KEEPS_SUMS inline void store_totals(const Sums<kWidth, kRows>& sum, const bf16* bias, int64_t rows,
                                                                  int64_t outputs, bf16* out) {
     const __m512 none = _mm512_setzero_ps();
 #pragma GCC unroll 8
@@ -171,7 +171,7 @@ template <int kOutputs, int kRows, int kFrom = 0>
         if (rows > 3) _mm_mask_storeu_epi16(to + 3 * outputs, mask, _mm_unpackhi_epi64(lower, lower));
     }
     if constexpr (kFrom + kPanel < kRows)
-        store_totals<kOutputs, kRows, kFrom + kPanel>(sum, bias, rows - kPanel, outputs, out + kPanel * outputs);
+        store_totals<kOutputs, kRows, kFrom + kPanel, kWidth>(sum, bias, rows - kPanel, outputs, out + kPanel * outputs);
 }
 
 // Calls `body` with `count` as a constant, from kLeast to kMost.
@@ -199,8 +199,13 @@ SMELT_KEEPS_SUMS void few_rows(const bf16* weight, const bf16* bias, const bf16*
 // piece's columns, for each row. Read in their own order, long rows would come in many streams, and in the same places of a cache.
 class Panels {
 public:
+#if defined(SMELT_AVX512)
+    using Number = bf16;
+#else
+    using Number = float;  // widened once for all outputs
+#endif
     struct alignas(64) Line {
-        bf16 numbers[kStep];
+        Number numbers[kStep];
     };
 
     Panels(const bf16* x, int64_t rows, int64_t columns, int64_t height, int threads)
@@ -213,12 +218,17 @@ public:
                 for (int64_t r = 0; r < height; r++) {
                     const int64_t row = panel * height + r, k = step * kStep;
                     const __mmask32 mask = row < rows ? first32(columns - k) : 0;
-                    _mm512_store_si512(&lines_[line(panel, step) + r], _mm512_maskz_loadu_epi16(mask, x + row * columns + k));
+                    const __m512i numbers = _mm512_maskz_loadu_epi16(mask, x + row * columns + k);
+#if defined(SMELT_AVX512)
+                    _mm512_store_si512(&lines_[line(panel, step) + r], numbers);
+#else
+                    put_widened(lines_[line(panel, step) + r].numbers, numbers);
+#endif
                 }
         });
     }
 
-    const bf16* at(int64_t panel, int64_t column) const { return lines_[line(panel, column / kStep)].numbers; }
+    const Number* at(int64_t panel, int64_t column) const { return lines_[line(panel, column / kStep)].numbers; }
 
 private:
     int64_t line(int64_t panel, int64_t step) const {
@@ -264,19 +274,71 @@ SMELT_KEEPS_SUMS void many_rows(const bf16* weight, const bf16* bias, const Pane
 }
 
 #else
-template <int kOutputs>
-void many_rows(const bf16* weight, const bf16* bias, const Panels& x, int64_t row, int64_t rows, int64_t outputs, int64_t columns, bf16* out) {
-    alignas(64) Sums<kOutputs, kPanel> sums[kTogether / kPanel];
-    std::memset(sums, 0, (rows + kPanel - 1) / kPanel * sizeof sums[0]);
-    Widened<kOutputs, kPiece> widened;
+// Columns of three outputs of a weight; what is not whole is copied, with zeros behind it.
+class WeightTile {
+public:
+    // Of `next`, which lies alike, as much will be asked for.
+    void take(const bf16* weight, int64_t stride, int64_t taken, int64_t columns, const bf16* next) {
+        steps_ = (columns + kStep - 1) / kStep;
+        next_ = next;
+        asks_ = stride;
+        at_ = weight;
+        stride_ = stride;
+        if (taken == kTileOutputs && columns % kStep == 0) return;
+        at_ = copy_[0];
+        stride_ = kPiece;
+        std::memset(copy_, 0, sizeof copy_);
+        for (int64_t n = 0; n < taken; n++) std::memcpy(copy_[n], weight + n * stride, columns * sizeof(bf16));
+    }
+
+    // Adds the products by a panel. Each of the first ones asks for a part of what comes next: all at once would wait for memory, and
+    // then nothing would be under way.
+    void add_products(const float* x, int64_t panel, TileSums& sums) const {
+        if (panel == 0) {
+            add_half<0, true>(at_, stride_, next_, x, steps_, sums);
+            add_half<1, true>(at_, stride_, next_ + asks_, x, steps_, sums);
+        } else if (panel == 1) {
+            add_half<0, true>(at_, stride_, next_ + 2 * asks_, x, steps_, sums);
+            add_half<1, false>(at_, stride_, nullptr, x, steps_, sums);
+        } else {
+            add_half<0, false>(at_, stride_, nullptr, x, steps_, sums);
+            add_half<1, false>(at_, stride_, nullptr, x, steps_, sums);
+        }
+    }
+
+private:
+    const bf16 *at_, *next_;
+    int64_t stride_, asks_, steps_;
+    bf16 copy_[kTileOutputs][kPiece];
+};
+
+// `taken` outputs, three at a time by a panel's piece while that is in the first cache.
+void many_rows(const bf16* weight, const bf16* bias, const Panels& x, int64_t row, int64_t rows, int64_t taken, int64_t outputs, int64_t columns,
+               bf16* out) {
+    constexpr int64_t kTiles = kMany / kTileOutputs;
+    const int64_t tiles = (taken + kTileOutputs - 1) / kTileOutputs;
+    TileSums sums[kTogether / kPanel][kTiles];
+    std::memset((void*)sums, 0, (rows + kPanel - 1) / kPanel * sizeof sums[0]);
+    WeightTile weights[kTiles];
     for (int64_t k = 0; k < columns; k += kPiece) {
         const int64_t length = std::min(kPiece, columns - k);
         const bool last = k + length == columns;
-        widened.take(weight + k, columns, length, weight + (last ? kOutputs * columns : k + kPiece));
-        for (int64_t r = 0; r < rows; r += kPanel) {
-            widened.template add_products<kPanel>(x.at((row + r) / kPanel, k), length, sums[r / kPanel]);
-            if (last) store_totals<kOutputs, kPanel>(sums[r / kPanel], bias, rows - r, outputs, out + r * outputs);
+        const int64_t next = last ? taken * columns : k + kPiece;  // the next piece; after the last one that of the next outputs
+        for (int64_t t = 0; t < tiles; t++) {
+            const int64_t n = t * kTileOutputs;
+            const bf16* from = weight + n * columns;
+            weights[t].take(from + k, columns, std::min(kTileOutputs, taken - n), length, from + next);
         }
+        for (int64_t r = 0; r < rows; r += kPanel)
+            for (int64_t t = 0; t < tiles; t++) {
+                TileSums& sum = sums[r / kPanel][t];
+                weights[t].add_products(x.at((row + r) / kPanel, k), r / kPanel, sum);
+                if (!last) continue;
+                const int64_t n = t * kTileOutputs;
+                with_constant<1, kTileOutputs>(taken - n, [&]<int kCount>() {
+                    store_totals<kCount, kPanel, 0, kTileOutputs>(sum.of, bias ? bias + n : nullptr, rows - r, outputs, out + r * outputs + n);
+                });
+            }
     }
 }
 #endif
@@ -289,8 +351,11 @@ void linear_dense(const bf16* weight, const bf16* bias, const bf16* x, int64_t r
     if (rows <= kFew) {
         const bool cached = outputs * columns * int64_t(sizeof(bf16)) < kCached;
         std::optional<Panels> packed;
+        const bf16* in = x;
+#if defined(SMELT_AVX512)
         if (rows > kPanel || (rows >= kPacked && !cached)) packed.emplace(x, rows, columns, rows, threads);
-        const bf16* in = packed ? packed->at(0, 0) : x;
+        if (packed) in = packed->at(0, 0);
+#endif
         const int64_t across = packed ? kStep : columns, along = packed ? rows * kStep : kStep;
         const int64_t blocks = (outputs + kTaken - 1) / kTaken;
         spread(threads, blocks, std::max<int64_t>(1, std::min<int64_t>(blocks / (8 * threads), (64 << 10) / columns)), [&](int64_t i) {
@@ -307,11 +372,16 @@ void linear_dense(const bf16* weight, const bf16* bias, const bf16* x, int64_t r
     const Panels panels(x, rows, columns, kPanel, threads);
     const int64_t blocks = (outputs + kMany - 1) / kMany, rounds = (rows + kTogether - 1) / kTogether;
     spread(threads, rounds * blocks, std::clamp<int64_t>(rounds * blocks / (8 * threads), 1, 8), [&](int64_t i) {
-        const int64_t n = i % blocks * kMany, row = i / blocks * kTogether;
+        const int64_t n = i % blocks * kMany, row = i / blocks * kTogether, count = std::min(kTogether, rows - row);
+        const bf16* shift = bias ? bias + n : nullptr;
+        bf16* to = out + row * outputs + n;
+#if defined(SMELT_AVX512)
         with_constant<1, kMany>(outputs - n, [&]<int kCount>() {
-            many_rows<kCount>(weight + n * columns, bias ? bias + n : nullptr, panels, row, std::min(kTogether, rows - row), outputs, columns,
-                              out + row * outputs + n);
+            many_rows<kCount>(weight + n * columns, shift, panels, row, count, outputs, columns, to);
         });
+#else
+        many_rows(weight + n * columns, shift, panels, row, count, std::min<int64_t>(kMany, outputs - n), outputs, columns, to);
+#endif
     });
 }
 
