@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -41,8 +42,13 @@ _MEASURED, _SHORTER = 3, 0.95
 # gain; and how many without follow each other then, at least.
 _FRESH, _LEAST_FRESH, _PER_GAIN = 64, 8, 64
 _COMPARED = 2
-# Steps with drafts after which they are a token longer, or shorter: what that takes may be known from the start only, when something else ran.
+# Steps with drafts after which they have another length: what that takes may be known from the start only, when something else ran.
 _ANOTHER = 32
+_OTHERS: tuple[Callable[[int], int], ...] = (
+    lambda count: count + 1,
+    lambda count: max(1, count - 1),
+    lambda count: (count + 1) // 2,
+)
 # Tokens that a drafter computes together in a step that takes about as long as for one, as long as nothing else is known.
 _TOGETHER = 16
 # Of all sequences together.
@@ -94,7 +100,7 @@ class AdaptiveDrafts(FixedDrafts):
         self._first: dict[int, list[float]] = {}  # the first ones of each number of sequences
         self._left: dict[int, int] = {}  # steps with drafts until one without
         self._fresh = _FRESH  # after the next one without
-        self._until_another, self._another = _ANOTHER, 1  # how much longer they are then
+        self._until_another, self._others = _ANOTHER, itertools.cycle(_OTHERS)
         self._of_all = AcceptanceShare()
         self._caught = AcceptanceShare()
         self._of_each: WeakKeyDictionary[Sequence, AcceptanceShare] = WeakKeyDictionary()
@@ -134,10 +140,8 @@ class AdaptiveDrafts(FixedDrafts):
         self._until_another -= 1
         if self._until_another > 0:
             return lengths
-        self._until_another, by, self._another = _ANOTHER, self._another, -self._another
-        return [
-            length and min(max(1, length + by), source.most) for length, source in zip(lengths, sources, strict=True)
-        ]
+        self._until_another, other = _ANOTHER, next(self._others)
+        return [length and min(other(length), source.most) for length, source in zip(lengths, sources, strict=True)]
 
     def _without_drafts(self, plan: StepPlan) -> float:
         """Seconds of a step. How long one with prompts would take is known from those that verify as many tokens."""

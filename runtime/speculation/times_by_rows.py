@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 # How much a measured time counts against earlier ones, of which the first few are worth as much each.
 _WEIGHT = 0.2
@@ -10,13 +10,15 @@ _WEIGHT = 0.2
 _SHARED = 0.5
 # Longer ones were interrupted.
 _OUTLIER = 4.0
+# How much longer a step may seem to take than one of more rows: by chance the least of many measured times is too little.
+_LONGER = 1.15
 
 
 class TimesByRows:
-    """Seconds by rows: between measured numbers of rows on a line, beyond them on the line through the last two.
+    """Seconds by rows: between measured numbers of rows on a line, beyond them on the line through the last one and one of half as many.
 
     Longer contexts make all steps longer, so that a measured step moves the times of other numbers of rows a little, too. A time that was
-    interrupted must not make all others look longer: no step takes longer than one of more rows, or than the same rows in several steps.
+    interrupted must not make all others look longer: no step takes much longer than one of more rows, or longer than the same rows in several steps.
     """
 
     def __init__(self) -> None:
@@ -53,9 +55,12 @@ class TimesByRows:
         known, seconds = self._rows, self._seconds
         if len(known) == 1:
             return seconds[0]
-        above = min(max(bisect_left(known, rows), 1), len(known) - 1)
+        if rows > known[-1]:  # two numbers that are close to each other say little of larger ones
+            before = max(0, bisect_right(known, known[-1] / 2) - 1)
+            slope = max(0.0, (seconds[-1] - seconds[before]) / (known[-1] - known[before]))
+            return max(min(seconds), min(seconds[-1] + slope * (rows - known[-1]), seconds[-1] * rows / known[-1]))
+        above = max(bisect_left(known, rows), 1)
         low, high = known[above - 1], known[above]
         slope = max(0.0, (seconds[above] - seconds[above - 1]) / (high - low))
         found = max(seconds[above - 1] + slope * (rows - low), min(seconds))
-        more = seconds[bisect_left(known, rows) :]
-        return min(found, *more) if more else min(found, seconds[-1] * max(1.0, rows / known[-1]))
+        return min(found, _LONGER * min(seconds[bisect_left(known, rows) :]))
