@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from smelt.runtime import Engine
 from smelt.runtime.requests.sequence import Sequence
-from smelt.runtime.scheduling.plan import StepPlan
+from smelt.runtime.scheduling.drafting import DraftSize
+from smelt.runtime.scheduling.plan import DraftPath, StepPlan
 from smelt.runtime.speculation.drafter import Chains, Drafts, Lookup
 from smelt.runtime.speculation.fixed_length import Drafted, FixedDrafts
+from smelt.runtime.speculation.growing import DraftChoice, GrowingBranch, GrowingDraft
 from smelt.runtime.speculation.length import AdaptiveDrafts
 from smelt.runtime.speculation.lookup import LookupDrafter
 from smelt.runtime.speculation.lookup_first import LookupFirst, lookup_of, weights_of
-from smelt.runtime.speculation.stepwise import DraftChoice, GrowingDraft
 from smelt.runtime.speculation.tree import DraftBranch, TokenTree
 
 
@@ -42,19 +44,51 @@ class Acceptance:
         return Acceptance(0.0, 0.0, [(odds, False) for odds, _ in self.tokens])
 
 
+@dataclass(frozen=True)
+class _AllSeconds:
+    """Chains of a length, with the second choice of each of their tokens: the branches that adaptive drafts choose among."""
+
+    length: int
+
+    def going_on(self, paths: SequenceOf[DraftPath]) -> set[int]:
+        return {place for place, path in enumerate(paths) if path.leaves is None and len(path.odds) < self.length}
+
+    def branching(self, odds: SequenceOf[float]) -> list[int]:
+        return [*range(len(odds))]
+
+
 class RecordedDrafts(FixedDrafts):
     """A fixed number of draft tokens, of which it is recorded what became of each.
+
+    Args:
+        count, branches, longest_branch, lookup: as for all.
+        seconds: whether branches are the second choices of weights.
 
     Attributes:
         texts: prompts and outputs, as whoever runs it records them.
     """
 
     def __init__(
-        self, count: int, branches: int = 0, longest_branch: int | None = 1, lookup: Lookup | None = None
+        self,
+        count: int,
+        branches: int = 0,
+        longest_branch: int | None = 1,
+        lookup: Lookup | None = None,
+        *,
+        seconds: bool = False,
     ) -> None:
         super().__init__(count, branches, longest_branch, lookup)
+        self._seconds = seconds and branches > 0
         self._tokens: list[tuple[float, bool]] = []
         self.texts: list[tuple[list[int], list[int]]] = []
+
+    def sizes(self, plan: StepPlan, budget: int) -> dict[int, DraftSize]:
+        """The same for all."""
+        found, length = super().sizes(plan, budget), self._count
+        if not self._seconds:
+            return found
+        # Branches take what a chain leaves of the longest one.
+        return dict.fromkeys(found, DraftSize(2 * length, length, length, _AllSeconds(length)))
 
     def ran(self, plan: StepPlan, drafted: Drafted, now: float) -> None:
         """Record a step's drafts."""
@@ -82,14 +116,15 @@ class _Answers:
         known = self._outputs[tuple(sequence.request.prompt)][len(sequence.generated) :]
         return (known + [0] * count)[:count]
 
-    def choice(self, sequence: Sequence, draft: GrowingDraft) -> DraftChoice:
+    def choice(self, sequence: Sequence, part: GrowingDraft | GrowingBranch) -> DraftChoice:
         """What the other pair's drafter chose somewhere, and from there on in the order in which it did."""
         tokens, (right,) = self._acceptance.tokens, self.after(sequence, 1)
-        if not draft.chain:
+        if not part.length:
             self._places[sequence] = self._draw.randrange(len(tokens))
-        odds, is_right = tokens[(self._places[sequence] + len(draft.chain)) % len(tokens)]
+        begun = self._places[part.draft.sequence if isinstance(part, GrowingBranch) else sequence]
+        odds, is_right = tokens[(begun + part.length) % len(tokens)]
         caught = not is_right and self._draw.random() < self._acceptance.caught
-        tokens_of_others = [right if caught and i == 0 else _wrong(right, 2 + i) for i in range(draft.others_each)]
+        tokens_of_others = [right if caught and i == 0 else _wrong(right, 2 + i) for i in range(part.others_each)]
         return DraftChoice(right if is_right else _wrong(right, 1), odds, [(odds, token) for token in tokens_of_others])
 
 
@@ -175,9 +210,9 @@ def force(
         return
     chosen = type(weights)._next
 
-    def forced(drafts: dict[Sequence, GrowingDraft]) -> dict[Sequence, DraftChoice | None]:
-        chosen(weights, drafts)
-        return {sequence: answers.choice(sequence, draft) for sequence, draft in drafts.items()}
+    def forced(parts: Mapping[Sequence, GrowingDraft | GrowingBranch]) -> dict[Sequence, DraftChoice | None]:
+        chosen(weights, parts)
+        return {sequence: answers.choice(sequence, part) for sequence, part in parts.items()}
 
     weights._next = forced  # type: ignore[method-assign]
 

@@ -137,8 +137,9 @@ def acceptance(pair: Pair, prompts: SequenceOf[list[int]], branches: int = 0) ->
     """How often drafts of three tokens are right, eight sequences at a time."""
     engine = opened(pair, draft_tokens=3, draft_branches=branches)
     assert engine.drafter is not None
-    where = None if weights_of(engine.drafter) is None else lookup_of(engine.drafter)
-    recorded = RecordedDrafts(3, branches, engine.drafter.longest_branch, where)
+    has_weights = weights_of(engine.drafter) is not None
+    where = lookup_of(engine.drafter) if has_weights else None
+    recorded = RecordedDrafts(3, branches, engine.drafter.longest_branch, where, seconds=has_weights)
     draft(engine, recorded)
     for begin in range(0, len(prompts), 8):
         asked = prompts[begin : begin + 8]

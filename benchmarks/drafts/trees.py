@@ -1,10 +1,10 @@
 """Token trees beside chains and beside no drafts, in turns, under load.
 
-    python -m benchmarks.drafts.trees [--turns 5]
+    python -m benchmarks.drafts.trees [--turns 5] [--results token_trees]
 
 smelt-6m on real text, and a Llama of 1.1 billion random weights whose drafts are right as often as was measured of the same pair of smelt-6m: how
 often a chain's next token is, and how often one of the branches is that begin where the chain is wrong. One engine has a turn without drafts, one with chains and
-one with trees of up to four branches; both kinds of drafts adapt.
+one with trees of up to four branches; both kinds of drafts adapt. Rows that are in the results already are not measured again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from smelt.runtime import Engine
 from smelt.runtime.engine.executors.draft_lengths import drafting_of
 from smelt.runtime.speculation.length import AdaptiveDrafts
 
-from ..common import SMELT_6M, WIKITEXT_VALIDATION, add_scratch, parser, save, shared
+from ..common import SMELT_6M, WIKITEXT_VALIDATION, ResultRows, add_scratch, parser, save, saved, shared
 from ..random_model import build_billion
 from .forced import Acceptance, force
 from .speculation import (
@@ -62,7 +62,7 @@ def compare(pair: Pair, prompts: list[list[int]], turns: int, forced: Acceptance
         if number:  # the first one learns
             rates.append(tuple(found))
     engine.close()
-    row = {
+    return {
         "pair": pair.name,
         "sequences": len(prompts),
         "forced": None if forced is None else forced.share,
@@ -75,8 +75,6 @@ def compare(pair: Pair, prompts: list[list[int]], turns: int, forced: Acceptance
         "branched": trees.total.branched / trees.total.verified if trees.total.verified else 0.0,
         "same_tokens": same,
     }
-    print(row, flush=True)
-    return row
 
 
 def main() -> None:
@@ -84,43 +82,46 @@ def main() -> None:
     options = parser(__doc__)
     add_scratch(options)
     options.add_argument("--turns", type=int, default=5)
+    options.add_argument("--results", default="token_trees", help="file of the results, %(default)s by default")
     given = options.parse_args()
+    command = f"python -m benchmarks.drafts.trees --turns {given.turns} --results {given.results}"
     probe = Engine(SMELT_6M, quiet=True)
     text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:100000]
     tokens = list(probe.tokenizer(text).input_ids)
     probe.close()
     prompts = text_prompts(tokens, RECORDED)
-    w4 = forms_of(SMELT_6M, given.scratch, calibrated=True)["w4"]
+    forms = forms_of(SMELT_6M, given.scratch, calibrated=True)
     small = [
-        Pair("bf16, drafted by W4", SMELT_6M, str(w4)),
+        Pair("bf16, drafted by W4", SMELT_6M, str(forms["w4"])),
+        Pair("W4in8, drafted by its upper bits", forms["w4in8"], "nested"),
         Pair("bf16, drafted by its first 3 of 6 layers", SMELT_6M, "early-exit:3"),
         Pair("bf16, drafted by lookup", SMELT_6M, "lookup"),
     ]
     known = {pair.name: acceptance(pair, prompts, BRANCHES) for pair in small}
     print(known, flush=True)
-    rows = [compare(pair, prompts[:count], MORE * given.turns) for pair in small for count in SEQUENCES]
+    shares = {name: {"share": each.share, "caught": each.caught} for name, each in known.items()}
+    first = {"turns": given.turns, "branches": BRANCHES, "acceptance": shares}
+    save(given.results, command, {**(saved(given.results) or {}), **first})
+    rows = ResultRows(given.results, command, "small")
+    for count in SEQUENCES:
+        for pair in small:
+            if not rows.has(pair=pair.name, sequences=count):
+                rows.add(compare(pair, prompts[:count], MORE * given.turns))
 
     model = build_billion(given.scratch)
     asked = random_prompts(8)
-    form = forms_of(model, given.scratch, calibrated=False)["w4"]
+    forms = forms_of(model, given.scratch, calibrated=False)
     big = [
-        Pair(small[0].name, model, str(form)),
+        Pair(small[0].name, model, str(forms["w4"])),
+        Pair(small[1].name, forms["w4in8"], "nested"),
         Pair("bf16, drafted by its first 8 of 16 layers", model, "early-exit:8"),
-        Pair(small[2].name, model, "lookup"),
+        Pair(small[3].name, model, "lookup"),
     ]
-    forced = [
-        compare(pair, asked[:count], given.turns, known[like.name])
-        for pair, like in zip(big, small, strict=True)
-        for count in SEQUENCES
-    ]
-    found = {
-        "turns": given.turns,
-        "branches": BRANCHES,
-        "acceptance": {name: {"share": each.share, "caught": each.caught} for name, each in known.items()},
-        "small": rows,
-        "big": forced,
-    }
-    print(save("token_trees", f"python -m benchmarks.drafts.trees --turns {given.turns}", found))
+    rows = ResultRows(given.results, command, "big")
+    for count in SEQUENCES:
+        for pair, like in zip(big, small, strict=True):
+            if not rows.has(pair=pair.name, sequences=count):
+                rows.add(compare(pair, asked[:count], given.turns, known[like.name]))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
 from collections.abc import Sequence as SequenceOf
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,15 +11,26 @@ from ..blocks.block_cache import Copy
 from ..requests.sequence import Sequence
 
 
+@dataclass(frozen=True)
+class DraftPath:
+    """A draft's chain, or one of its branches with what the chain has before it.
+
+    Attributes:
+        sequence: that it is of.
+        odds: of the drafter's second choice against each of its tokens so far, from 0 to 1; where a branch leaves the chain, against the chain's.
+        leaves: after how many tokens a branch leaves the chain; None for the chain.
+    """
+
+    sequence: Sequence
+    odds: SequenceOf[float]
+    leaves: int | None = None
+
+
 class DraftRule(Protocol):
     """Decides by how sure a drafter is where chains end and where branches leave them."""
 
-    def going_on(self, odds: Mapping[Sequence, SequenceOf[float]]) -> Set[Sequence]:
-        """The drafts that get another token.
-
-        Args:
-            odds: of those that may: of the drafter's second choice against each of their tokens so far, from 0 to 1.
-        """
+    def going_on(self, paths: SequenceOf[DraftPath]) -> Set[int]:
+        """The places of the paths that get another token, of those that may."""
         ...
 
     def branching(self, odds: SequenceOf[float]) -> list[int]:

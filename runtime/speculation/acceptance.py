@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from ..requests.sequence import Sequence
+from ..scheduling.plan import DraftPath
 
 # Draft tokens are counted together whose second choice had odds of less than these against them.
 _ODDS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
@@ -113,12 +114,12 @@ class WorthOfTokens:
     drafting: Callable[[int], float]
     row: float
 
-    def going_on(self, odds: Mapping[Sequence, SequenceOf[float]]) -> set[Sequence]:
-        """The drafts that get another token, of those with these odds so far.
+    def going_on(self, paths: SequenceOf[DraftPath]) -> set[int]:
+        """The places of the paths that get another token.
 
-        A step of the drafter takes about as long for one sequence as for several, so that all are decided on together.
+        A step of the drafter takes about as long for one path as for several, so that all are decided on together.
         """
-        values = [(self._reached(each) * self.of_next[sequence], sequence) for sequence, each in odds.items()]
+        values = [(self._reached(path) * self.of_next[path.sequence], place) for place, path in enumerate(paths)]
         values.sort(key=lambda each: each[0], reverse=True)
         best, count, brought = 0.0, 0, 0.0
         for i, (value, _) in enumerate(values, start=1):
@@ -126,7 +127,7 @@ class WorthOfTokens:
             gain = brought - self.speed * (self.drafting(i) + i * self.row)
             if gain > best:
                 best, count = gain, i
-        return {sequence for _, sequence in values[:count]}
+        return {place for _, place in values[:count]}
 
     def branching(self, odds: SequenceOf[float]) -> list[int]:
         """The places at which the second choice is right often enough for its row, the likeliest first."""
@@ -139,5 +140,8 @@ class WorthOfTokens:
             reached *= share
         return [place for _, place in sorted(worth, reverse=True)]
 
-    def _reached(self, odds: SequenceOf[float]) -> float:
-        return math.prod(self.by_odds.share(each, self.of_all) for each in odds)
+    def _reached(self, path: DraftPath) -> float:
+        shares = [self.by_odds.share(each, self.of_all) for each in path.odds]
+        if path.leaves is not None:
+            shares[path.leaves] = (1 - shares[path.leaves]) * self.caught
+        return math.prod(shares)

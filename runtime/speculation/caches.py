@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from ..decoder.parts.kv_cache import KeysValues
 from ..requests.sequence import Sequence
 from ..scheduling.plan import StepPlan
+
+NO_BRANCHES: Mapping[int, list[int]] = MappingProxyType({})
 
 
 class DraftCache(Protocol):
@@ -32,11 +36,21 @@ class DraftCache(Protocol):
         """Those of some of its tokens were computed."""
         ...
 
-    def drafted(self, sequence: Sequence, draft: list[int]) -> None:
-        """So were those of its last token and of all but the last of a draft after it."""
+    def branched(self, block: int | None, spare: int) -> None:
+        """A branch goes on in a spare block, with what is in the chain's; None if it begins there."""
         ...
 
-    def replaced(self, block: int, by: int) -> None:
+    def drafted(self, sequence: Sequence, draft: list[int], branches: Mapping[int, list[int]] = NO_BRANCHES) -> None:
+        """So were those of its last token and of all but the last of a draft after it.
+
+        Args:
+            sequence: the sequence.
+            draft: the chain.
+            branches: in each spare block in which a branch went on that branch, with what the chain has before it.
+        """
+        ...
+
+    def replaced(self, sequence: Sequence, block: int, by: int) -> None:
         """A sequence gets another block for one of its own, which had the same up to where a branch left the chain."""
         ...
 
@@ -61,20 +75,29 @@ class SharedCache:
     def computed(self, sequence: Sequence, start: int, stop: int) -> None:
         """Nothing."""
 
-    def drafted(self, sequence: Sequence, draft: list[int]) -> None:
+    def branched(self, block: int | None, spare: int) -> None:
+        """Copy what is there; verification writes the verifier's in its place."""
+        if block is not None:
+            self.store.copy([(block, spare)])
+
+    def drafted(self, sequence: Sequence, draft: list[int], branches: Mapping[int, list[int]] = NO_BRANCHES) -> None:
         """Nothing: verification writes the verifier's in their place."""
 
-    def replaced(self, block: int, by: int) -> None:
+    def replaced(self, sequence: Sequence, block: int, by: int) -> None:
         """Nothing: verification has written the new one."""
 
 
 @dataclass
 class _State:
-    """What is computed of a sequence: ``count`` tokens, while its request has been preempted ``preemptions`` times; ``draft`` is the last one after them."""
+    """What is computed of a sequence: ``count`` tokens, while its request has been preempted ``preemptions`` times.
+
+    ``draft`` is the last one after them, ``branches`` are what is in spare blocks instead of it.
+    """
 
     preemptions: int
     count: int
     draft: list[int]
+    branches: Mapping[int, list[int]] = field(default_factory=dict)
 
 
 class OwnCache:
@@ -122,15 +145,25 @@ class OwnCache:
         self._write(sequence, start, stop)
         self._states[sequence].count = stop
 
-    def drafted(self, sequence: Sequence, draft: list[int]) -> None:
+    def branched(self, block: int | None, spare: int) -> None:
+        """Copy what is there."""
+        self._keys[spare] = None
+        if block is not None:
+            self.store.copy([(block, spare)])
+
+    def drafted(self, sequence: Sequence, draft: list[int], branches: Mapping[int, list[int]] = NO_BRANCHES) -> None:
         """Whether they are of use is known when the draft was verified."""
         length = len(sequence.tokens)
         self._write(sequence, length - 1, length + len(draft) - 1)
         state = self._states[sequence]
-        state.count, state.draft = length, list(draft)
+        state.count, state.draft, state.branches = length, list(draft), branches
 
-    def replaced(self, block: int, by: int) -> None:
-        """Copy the draft model's."""
+    def replaced(self, sequence: Sequence, block: int, by: int) -> None:
+        """Copy the draft model's, if the branch did not go on there."""
+        state = self._states.get(sequence)
+        if state is not None and by in state.branches:
+            state.draft = state.branches[by]
+            return
         self.store.copy([(block, by)])
         self._keys[by] = self._keys[block]
 

@@ -22,6 +22,7 @@ class DraftOutcome:
         caught: whether a branch was, where the chain was wrong and one began; None where none did.
         cut: whether verification ended before it came to a token that was wrong: the output was complete.
         odds: of what came second against each of the chain's tokens; empty if the drafter has none.
+        at_once: how many tokens the drafter chose in each of its steps; None if it chose the chain's alone.
     """
 
     drafted: int
@@ -31,6 +32,7 @@ class DraftOutcome:
     caught: bool | None = None
     cut: bool = False
     odds: SequenceOf[float] = ()
+    at_once: SequenceOf[int] | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, tree: TokenTree, reached: int, *, cut: bool = False) -> DraftOutcome:
@@ -38,7 +40,10 @@ class DraftOutcome:
         accepted, on_branch = tree.path_length(reached)
         begins = accepted < len(tree.chain) and any(branch.after == accepted for branch in tree.branches)
         caught = on_branch > 0 if begins and (on_branch or not cut) else None
-        return cls(len(tree.chain), accepted, tree.branched, on_branch, caught, cut and not on_branch, tree.odds)
+        at_once = tree.drafted_at_once() if tree.branched > len(tree.branches) else None
+        return cls(
+            len(tree.chain), accepted, tree.branched, on_branch, caught, cut and not on_branch, tree.odds, at_once
+        )
 
     def ended_after(self, count: int) -> DraftOutcome:
         """What became of it if the sequence ended with that many of its tokens."""
@@ -51,6 +56,11 @@ class DraftOutcome:
     def tried(self) -> int:
         """How many of the chain's tokens were compared with what came."""
         return self.accepted + self.is_chain_wrong
+
+    @property
+    def steps(self) -> SequenceOf[int]:
+        """How many tokens the drafter chose in each of its steps."""
+        return [1] * self.drafted if self.at_once is None else self.at_once
 
     @property
     def is_chain_wrong(self) -> bool:

@@ -296,7 +296,9 @@ class AdaptiveDrafts(FixedDrafts):
             chain = min(size.chain + longer, sources[place].most)
             # They take what the chain leaves.
             branches = min(self._branches, chain - 1)
-            found[place] = DraftSize(chain, branches, branches, rule)
+            found[place] = DraftSize(
+                chain, branches, branches if self._longest_branch == 1 else max(0, chain - 1), rule
+            )
         return found
 
     def begin_load(self) -> None:
@@ -373,10 +375,11 @@ class AdaptiveDrafts(FixedDrafts):
         looked_up = looked_up_in(plan)
         by_weights = {sequence: outcome for sequence, outcome in drafted.of.items() if sequence not in looked_up}
         if by_weights and self._drafting is not None and self._drafting.is_known:
-            counts = [each.drafted for each in by_weights.values()]
             # Of all its steps together; each is as much longer or shorter than known as all are.
-            expected = self._drafting_seconds(counts)
-            self._drafting.measured(len(counts), self._drafting.of(len(counts)) * drafted.drafting / expected)
+            steps = itertools.zip_longest(*(each.steps for each in by_weights.values()), fillvalue=0)
+            expected = sum(self._drafting_seconds_of(sum(each)) for each in steps)
+            count = len(by_weights)
+            self._drafting.measured(count, self._drafting.of(count) * drafted.drafting / expected)
         for sequence, outcome in by_weights.items():
             self._of_all.add(outcome.accepted, outcome.tried, _ALL_KEPT)
             self._of_each.setdefault(sequence, AcceptanceShare()).add(outcome.accepted, outcome.tried, _KEPT)
@@ -419,7 +422,7 @@ class AdaptiveDrafts(FixedDrafts):
         caught = self._caught.share(_FIRST_CAUGHT, _FIRST_COUNTS)
         count = tokens = 0
         gained = 0.0
-        if self._longest_branch is None:  # all leave it at its beginning, and one of them may be right
+        if source.looks_up or self._drafting is None:  # all leave it at its beginning, and one of them may be right
             reached = (1 - share) * caught
             while tokens < self._branches * length and reached >= worth * self._branches:
                 tokens, gained, reached = tokens + self._branches, gained + reached, reached * share

@@ -34,6 +34,8 @@ class ModelDrafter(StepwiseDrafter):
         super().__init__(cache, model.draw_tokens, verifying, longest=model.spec.max_length)
         self.model = model
         self._divided = divided
+        # Other ranks' blocks would have to be copied, too.
+        self.longest_branch = None if divided is None else 1
 
     def unprepared(self, sequence: Sequence) -> int:
         """Those that have no keys and values of this model."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Set
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,63 +19,7 @@ from ..sampling.sampling import draw_for, trying
 from ..scheduling.plan import DraftRule, StepPlan
 from .caches import DraftCache
 from .drafter import Chains, Drafts, PlannedChain
-from .tree import DraftBranch, TokenTree
-
-
-@dataclass(frozen=True)
-class DraftChoice:
-    """The next token of a draft.
-
-    Attributes:
-        token: that the drafter chose.
-        odds: of the one that came second against it, from 0 to 1.
-        others: those that came next, as many as the draft may have branches, with their odds.
-    """
-
-    token: int
-    odds: float
-    others: list[tuple[float, int]] = field(default_factory=list)
-
-
-@dataclass
-class GrowingDraft:
-    """A draft that is not complete.
-
-    Attributes:
-        longest: of its chain.
-        branches: how many others it may have.
-        others_each: how many others are asked for at each token.
-        odds: of the second choice against each token of the chain.
-        reached: how likely its chain is right so far, if the odds between the tokens are as the drafter has them.
-        others: tokens besides the chain's: how likely each is, after how many of the chain's, and which.
-    """
-
-    longest: int
-    branches: int
-    others_each: int
-    chain: list[int] = field(default_factory=list)
-    odds: list[float] = field(default_factory=list)
-    reached: float = 1.0
-    others: list[tuple[float, int, int]] = field(default_factory=list)
-
-    def add(self, choice: DraftChoice) -> None:
-        """The next token."""
-        whole = self.reached / (1 + sum(odds for odds, _ in choice.others))
-        self.others += [(whole * odds, len(self.chain), other) for odds, other in choice.others if odds > 0]
-        self.chain.append(choice.token)
-        self.odds.append(choice.odds)
-        self.reached = whole
-
-    def tree(self, rule: DraftRule | None) -> TokenTree:
-        """With the others that a rule chooses, as many as the chain has left places; without one with the most likely."""
-        if rule is None:
-            branches = [(after, token) for _, after, token in sorted(self.others, reverse=True)[: self.branches]]
-        else:
-            seconds = {after: token for _, after, token in self.others}
-            places = [place for place in rule.branching(self.odds) if place in seconds]
-            room = min(self.branches, self.longest - len(self.chain))
-            branches = [(place, seconds[place]) for place in places[:room]]
-        return TokenTree(self.chain, [DraftBranch(after, [token]) for after, token in branches], self.odds)
+from .growing import DraftChoice, GrowingBranch, GrowingDraft
 
 
 @dataclass(frozen=True)
@@ -107,7 +52,7 @@ class StepwiseDrafter(ABC):
         tokens: which of the verifier's tokens each of its logits is for; None for the first ones, in their order.
 
     Attributes:
-        longest_branch: one token: those that came second cost nothing more, what would follow them a step each.
+        longest_branch: one token, or as many as the chain where a branch can go on beside it.
     """
 
     longest_branch: int | None = 1
@@ -167,9 +112,14 @@ class StepwiseDrafter(ABC):
         rule = next((chunk.rule for chunk in plan.chunks if chunk.drafts), None)
         growing = {
             chunk.sequence: GrowingDraft(
+                chunk.sequence,
                 min(chunk.drafts, self._longest - len(chunk.sequence.tokens)),
-                len(chunk.spare),
-                len(chunk.spare) if rule is None else min(1, len(chunk.spare)),
+                chunk.branched,
+                chunk.spare,
+                self.longest_branch if chunk.sequence.matcher is None else 1,
+                self._cache.store.block_size,
+                self._final(chunk.sequence),
+                rule,
             )
             for chunk in plan.chunks
             if chunk.drafts and self._may_draft(chunk.sequence)
@@ -180,14 +130,15 @@ class StepwiseDrafter(ABC):
         if chains is None:
             self._grow(growing, rule)
             for sequence, draft in growing.items():
-                self._cache.drafted(sequence, draft.chain)
+                branches = {each.spare: each.whole for each in draft.branches if each.sequence is not None}
+                self._cache.drafted(sequence, draft.chain, branches)
         else:
             found = chains({each: PlannedChain(*self._begin(each), draft.longest) for each, draft in growing.items()})
             for sequence, drafted in found.items():
                 self._cache.drafted(sequence, drafted.tokens)
                 ends = (i + 1 for i, token in enumerate(drafted.tokens) if self._is_over(sequence, token))
                 growing[sequence].chain = drafted.tokens[: min(drafted.of_use, next(ends, drafted.of_use))]
-        return Drafts({sequence: draft.tree(rule) for sequence, draft in growing.items()}, prepared, preparing)
+        return Drafts({sequence: draft.tree() for sequence, draft in growing.items()}, prepared, preparing)
 
     def _prepare(self, sequences: list[Sequence]) -> int:
         """Compute what comes before the drafts of some sequences; returns how many tokens that were."""
@@ -208,37 +159,54 @@ class StepwiseDrafter(ABC):
         with ExitStack() as stack:
             for sequence in growing:
                 stack.enter_context(trying(sequence))
-            left = dict(growing)
-            while left:
-                for sequence, choice in self._next(left).items():
-                    draft = left[sequence]
-                    if choice is None:
-                        del left[sequence]
-                        continue
-                    draft.add(choice)
-                    sequence.tokens.append(choice.token)
-                    if sequence.matcher is not None:
-                        sequence.matcher.accept(choice.token)
-                    if self._is_over(sequence, choice.token) or len(draft.chain) == draft.longest:
-                        del left[sequence]
+            parts: dict[Sequence, GrowingDraft | GrowingBranch] = dict(growing)
+            while parts:
+                for sequence, choice in self._next(parts).items():
+                    self._add(sequence, parts[sequence], choice)
+                going_on = [part for draft in growing.values() for part in draft.going_on()]
                 if rule is not None:
-                    going_on = rule.going_on({sequence: draft.odds for sequence, draft in left.items()})
-                    left = {sequence: draft for sequence, draft in left.items() if sequence in going_on}
+                    chosen = rule.going_on([part.path for part in going_on])
+                    for place, part in enumerate(going_on):
+                        part.is_complete = place not in chosen
+                parts = {self._sequence_of(part): part for part in going_on if not part.is_complete}
+
+    def _add(self, sequence: Sequence, part: GrowingDraft | GrowingBranch, choice: DraftChoice | None) -> None:
+        if choice is None:
+            part.is_complete = True
+            return
+        part.add(choice)
+        sequence.tokens.append(choice.token)
+        if sequence.matcher is not None:
+            sequence.matcher.accept(choice.token)
+        part.is_complete = self._is_over(sequence, choice.token)
+
+    def _sequence_of(self, part: GrowingDraft | GrowingBranch) -> Sequence:
+        """With the part's tokens; a branch that goes on gets one of its own, in its spare block from where it leaves the chain."""
+        if part.sequence is None:
+            assert isinstance(part, GrowingBranch)
+            chain, size = part.draft.sequence, self._cache.store.block_size
+            leaves = part.draft.begin + part.after
+            place, inside = divmod(leaves, size)
+            part.sequence = Sequence(chain.request, chain.index, chain.tokens[:leaves] + part.tokens)
+            part.sequence.certain = part.draft.begin
+            part.sequence.blocks = [*chain.blocks[:place], part.spare]
+            self._cache.branched(chain.blocks[place] if inside else None, part.spare)
+        return part.sequence
 
     def replaced(self, sequence: Sequence, block: int, by: int) -> None:
         """As the cache has it."""
-        self._cache.replaced(block, by)
+        self._cache.replaced(sequence, block, by)
 
     def _may_draft(self, sequence: Sequence) -> bool:
         return len(sequence.tokens) < self._longest
 
-    def _next(self, drafts: dict[Sequence, GrowingDraft]) -> dict[Sequence, DraftChoice | None]:
-        """The next token of each, chosen as the verifier will choose its own. None where none of the drafter's tokens is allowed."""
-        sequences = list(drafts)
+    def _next(self, parts: Mapping[Sequence, GrowingDraft | GrowingBranch]) -> dict[Sequence, DraftChoice | None]:
+        """The next token of each part of a draft, by the sequence with its tokens, chosen as the verifier will choose its own. None where none of the drafter's tokens is allowed."""
+        sequences = list(parts)
         logits = self._logits(sequences)
         if self._tokens is None:  # the drafter's table may be padded further than the model's
             logits = logits[:, : self._vocabulary].contiguous()
-        draws = [self._draw(row, each, drafts[each].others_each) for row, each in zip(logits, sequences, strict=True)]
+        draws = [self._draw(row, each, parts[each].others_each) for row, each in zip(logits, sequences, strict=True)]
         found: dict[Sequence, DraftChoice | None] = {}
         for sequence, ranked in zip(sequences, self._draw_tokens(draws), strict=True):
             if not ranked:
@@ -247,7 +215,7 @@ class StepwiseDrafter(ABC):
             places = None if not sequence.request.params.is_plainly_greedy else self._tokens
             first, *others = [(odds, token if places is None else int(places[token])) for token, odds in ranked]
             second = others[0][0] if others else 0.0
-            found[sequence] = DraftChoice(first[1], second, others[: drafts[sequence].others_each])
+            found[sequence] = DraftChoice(first[1], second, others[: parts[sequence].others_each])
         return found
 
     def _draw(self, logits: Tensor, sequence: Sequence, others: int) -> Draw:
@@ -267,7 +235,12 @@ class StepwiseDrafter(ABC):
 
     def _is_over(self, sequence: Sequence, token: int) -> bool:
         """Whether nothing after a token would be of use."""
-        params, matcher = sequence.request.params, sequence.matcher
+        matcher = sequence.matcher
         if matcher is not None and (matcher.is_complete or matcher.failure is not None):
             return True
-        return token in params.stop_token_ids or (token in self._ends and not params.ignore_eos)
+        return token in self._final(sequence)
+
+    def _final(self, sequence: Sequence) -> Set[int]:
+        """Tokens after which none is of use."""
+        params = sequence.request.params
+        return self._ends.union(params.stop_token_ids) if not params.ignore_eos else frozenset(params.stop_token_ids)

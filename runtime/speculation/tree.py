@@ -45,6 +45,12 @@ class TokenTree:
         """How many tokens are on branches."""
         return sum(len(branch.tokens) for branch in self.branches)
 
+    def drafted_at_once(self) -> list[int]:
+        """How many of its tokens a drafter chooses in each of its steps: second choices come with the first ones."""
+        spans = [(0, len(self.chain)), *((each.after + 1, len(each.tokens) - 1) for each in self.branches)]
+        steps = max(start + count for start, count in spans)
+        return [sum(start <= step < start + count for start, count in spans) for step in range(steps)]
+
     def children(self) -> dict[tuple[int, int], int]:
         """From a node and a token to the node with it: 0 is the sequence's last token, the chain's nodes and then the branches' follow."""
         found = {(node, token): node + 1 for node, token in enumerate(self.chain)}
@@ -76,18 +82,19 @@ class TokenTree:
         before = len(self.chain) + sum(len(branch.tokens) for branch in self.branches[:at])
         return self.branches[at].after, node - before
 
-    def within(self, start: int, block_size: int, spare: int) -> TokenTree:
-        """As much of it as there are places for: each branch stays in the spare block that it begins in, and ends where the chain does at the latest.
+    def within(self, start: int, block_size: int, spare: int, longest: int) -> TokenTree:
+        """As much of it as there are places for: each branch stays in the spare block that it begins in.
 
         Args:
             start: the position of the sequence's last token.
             block_size: positions in a block.
             spare: how many blocks there are.
+            longest: how many tokens after that one may be computed.
         """
         kept = []
         for branch in self.branches[:spare]:
             first = start + 1 + branch.after
-            room = min(block_size - first % block_size, len(self.chain) - branch.after)
+            room = min(block_size - first % block_size, longest - branch.after)
             kept.append(replace(branch, tokens=branch.tokens[:room]))
         return replace(self, branches=kept)
 

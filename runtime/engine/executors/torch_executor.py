@@ -167,7 +167,7 @@ class TorchExecutor:
         run = Run(tokens, chunk.start, sequence.blocks, sequence.request.grows_to, wants, sequence.request.adapter)
         if tree is None or not tree.chain:
             return _Part(chunk, [run])
-        tree = tree.within(chunk.start, self._store.block_size, len(chunk.spare))
+        tree = tree.within(chunk.start, self._store.block_size, len(chunk.spare), chunk.drafts)
         laid_out = TreeRuns.of(run, tree, chunk.spare, self._store.block_size)
         return _Part(chunk, laid_out.runs, tree, laid_out.copies, laid_out.places)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from ...decoder.parts.batch import Run
 from ...requests.sequence import Sequence
 from ...scheduling.plan import StepPlan
-from ..caches import OwnCache
+from ..caches import NO_BRANCHES, OwnCache
 from ..drafter import Chains, Drafts
 from ..stepwise import StepwiseDrafter, Verifying
 from .draft_head import DraftHead
@@ -114,7 +116,7 @@ class HeadCache(OwnCache):
     accepted drafts and nothing else.
     """
 
-    def drafted(self, sequence: Sequence, draft: list[int]) -> None:
+    def drafted(self, sequence: Sequence, draft: list[int], branches: Mapping[int, list[int]] = NO_BRANCHES) -> None:
         """Those of draft tokens will be written again."""
         length = len(sequence.tokens)
         self._write(sequence, length - 1, length + len(draft) - 2)

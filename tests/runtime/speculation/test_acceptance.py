@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ import torch
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.requests.sequence import Sequence
 from smelt.runtime.scheduling.drafting import DraftSize
-from smelt.runtime.scheduling.plan import DraftRule, StepPlan
+from smelt.runtime.scheduling.plan import DraftPath, DraftRule, StepPlan
 from smelt.runtime.speculation.acceptance import AcceptanceByOdds, WorthOfTokens
 from smelt.runtime.speculation.counts import DraftOutcome
 from smelt.runtime.speculation.fixed_length import Drafted, FixedDrafts
@@ -28,8 +27,8 @@ class EndsAbove:
     def __init__(self, most: float) -> None:
         self._most = most
 
-    def going_on(self, odds: Mapping[Sequence, SequenceOf[float]]) -> set[Sequence]:
-        return {sequence for sequence, each in odds.items() if each[-1] <= self._most}
+    def going_on(self, paths: SequenceOf[DraftPath]) -> set[int]:
+        return {place for place, path in enumerate(paths) if path.odds[-1] <= self._most}
 
     def branching(self, odds: SequenceOf[float]) -> list[int]:
         return [place for place, each in enumerate(odds) if each > self._most]
@@ -142,24 +141,44 @@ def rule(speed: float, of_next: list[tuple[Sequence, float]]) -> WorthOfTokens:
     return WorthOfTokens(shares, 0.8, 0.9, dict(of_next), speed, lambda count: 0.5 + 0.01 * count, 0.0)
 
 
+def goes_on(rule: WorthOfTokens, odds: dict[Sequence, list[float]]) -> set[Sequence]:
+    paths = [DraftPath(sequence, each) for sequence, each in odds.items()]
+    return {paths[place].sequence for place in rule.going_on(paths)}
+
+
 def test_a_draft_goes_on_while_its_next_token_brings_more_than_its_time() -> None:
     (one,) = sequences(1)
     found = rule(1.0, [(one, 0.8)])
-    assert found.going_on({one: [0.01] * 8}) == {one}  # 0.8 tokens or nearly, in the time of 0.51
-    assert found.going_on({one: [0.01, 0.97]}) == set()  # 0.4
-    assert rule(0.7, [(one, 0.8)]).going_on({one: [0.01, 0.97]}) == {one}
-    assert rule(0.7, [(one, 0.5)]).going_on({one: [0.01, 0.97]}) == set()
-    assert rule(0.7, [(one, 0.8)]).going_on({one: [0.97, 0.01, 0.97]}) == set()  # 0.2
+    assert goes_on(found, {one: [0.01] * 8}) == {one}  # 0.8 tokens or nearly, in the time of 0.51
+    assert goes_on(found, {one: [0.01, 0.97]}) == set()  # 0.4
+    assert goes_on(rule(0.7, [(one, 0.8)]), {one: [0.01, 0.97]}) == {one}
+    assert goes_on(rule(0.7, [(one, 0.5)]), {one: [0.01, 0.97]}) == set()
+    assert goes_on(rule(0.7, [(one, 0.8)]), {one: [0.97, 0.01, 0.97]}) == set()  # 0.2
 
 
 def test_drafts_share_the_time_of_a_step() -> None:
     first, second, third = sequences(3)
     found = rule(1.2, [(first, 0.8), (second, 0.8), (third, 0.01)])
     sure, unsure = [0.01], [0.97]
-    assert found.going_on({first: unsure, second: unsure}) == {first, second}  # neither would alone
-    assert found.going_on({first: unsure}) == set()
-    assert found.going_on({first: sure, second: unsure, third: sure}) == {first, second}
-    assert found.going_on({}) == set()
+    assert goes_on(found, {first: unsure, second: unsure}) == {first, second}  # neither would alone
+    assert goes_on(found, {first: unsure}) == set()
+    assert goes_on(found, {first: sure, second: unsure, third: sure}) == {first, second}
+    assert goes_on(found, {}) == set()
+
+
+def test_a_branch_goes_on_beside_its_chain_where_both_are_worth_it() -> None:
+    (one,) = sequences(1)
+    unsure = [0.01, 0.97]
+    chain, branch, longer = DraftPath(one, unsure), DraftPath(one, unsure, 1), DraftPath(one, [*unsure, 0.97], 1)
+    found = rule(0.7, [(one, 0.8)])
+    assert found.going_on([chain, branch]) == {
+        0,
+        1,
+    }  # 0.4 tokens by the chain and 0.36 by the branch in the time of 0.52
+    assert found.going_on([chain, longer]) == {0, 1}  # 0.18 is still more than the hundredth that it takes
+    assert replace(found, row=0.3).going_on([chain, longer]) == set()  # and less than its row
+    assert found.going_on([branch]) == set()
+    assert replace(found, caught=0.0).going_on([chain, branch]) == {0}
 
 
 def test_branches_leave_where_the_second_choice_is_worth_its_row() -> None:

@@ -11,7 +11,7 @@ import pytest
 from smelt.runtime.requests.params import SamplingParams
 from smelt.runtime.requests.sequence import Request, Sequence
 from smelt.runtime.scheduling.drafting import DraftSize
-from smelt.runtime.scheduling.plan import Chunk, StepPlan
+from smelt.runtime.scheduling.plan import Chunk, DraftPath, StepPlan
 from smelt.runtime.speculation.counts import DraftCounts, DraftOutcome
 from smelt.runtime.speculation.fixed_length import Drafted
 from smelt.runtime.speculation.length import AdaptiveDrafts
@@ -140,7 +140,8 @@ class World:
             growing = {sequence for sequence in growing if len(odds[sequence]) < chosen[sequence].chain}
             rule = next(iter(chosen.values())).rule
             if rule is not None:
-                growing &= rule.going_on({sequence: odds[sequence] for sequence in growing})
+                paths = [DraftPath(sequence, odds[sequence]) for sequence in growing]
+                growing = {paths[place].sequence for place in rule.going_on(paths)}
         return {each: DraftOutcome(len(odds[each]), right[each], odds=odds[each]) for each in chosen}
 
     def gain(self, sequences: int, steps: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,21 @@ from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.decoder.parts.batch import Batch, Run
 from smelt.runtime.engine.drafters import draft_model
 from smelt.runtime.requests.output import RequestOutput
+from smelt.runtime.scheduling.drafting import DraftSize
+from smelt.runtime.scheduling.plan import DraftPath, StepPlan
 from smelt.runtime.speculation.caches import OwnCache
 from smelt.runtime.speculation.counts import DraftOutcome
+from smelt.runtime.speculation.drafter import Drafts
+from smelt.runtime.speculation.fixed_length import FixedDrafts
+from smelt.runtime.speculation.growing import DraftChoice, GrowingDraft
+from smelt.runtime.speculation.model_drafter import ModelDrafter
 from smelt.runtime.speculation.tree import DraftBranch, TokenTree, TreeRuns
 from smelt.system.errors import RuntimeProblem
 
 from ..random_adapter import adapter_of
 from .pretend import pretend
 from .test_exact import CASES, ENGINE, PROMPTS, Alternating, drafters, tokens  # noqa: F401 - a fixture
+from .test_length import decodes
 
 TREE = TokenTree([1, 2, 3], [DraftBranch(1, [7, 8]), DraftBranch(0, [9])])
 
@@ -58,8 +66,8 @@ def test_an_output_that_is_complete_says_nothing_of_the_rest() -> None:
 def test_branches_stay_where_there_are_places() -> None:
     """In the block that they begin in, and before the end of the chain, which is where the sequence ends at the latest."""
     tree = TokenTree([1, 2, 3, 4], [DraftBranch(1, [7, 8, 9, 10]), DraftBranch(0, [5] * 9), DraftBranch(3, [6])])
-    assert tree.within(4, 16, 2).branches == [DraftBranch(1, [7, 8, 9]), DraftBranch(0, [5] * 4)]
-    assert tree.within(4, 4, 3).branches == [DraftBranch(1, [7, 8]), DraftBranch(0, [5] * 3), DraftBranch(3, [6])]
+    assert tree.within(4, 16, 2, 4).branches == [DraftBranch(1, [7, 8, 9]), DraftBranch(0, [5] * 4)]
+    assert tree.within(4, 4, 3, 4).branches == [DraftBranch(1, [7, 8]), DraftBranch(0, [5] * 3), DraftBranch(3, [6])]
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
@@ -78,7 +86,7 @@ def test_each_token_attends_to_its_own_path(block_size: int) -> None:
         numbers = draw.sample(range(100), count + len(branches))
         blocks, spare = numbers[:count], numbers[count:]
         start = length - 1
-        tree = TokenTree(chain, branches).within(start, block_size, len(spare))
+        tree = TokenTree(chain, branches).within(start, block_size, len(spare), len(chain))
         laid_out = TreeRuns.of(Run(text[-1:], start, blocks, 99, 1), tree, spare, block_size)
 
         cache = [draw.randrange(1000, 2000) for _ in range(100 * block_size)]
@@ -210,6 +218,135 @@ def test_a_second_choice_is_a_branch(
     assert sum(total.accepted) == 0
     # All but those that were cut because the output was complete.
     assert total.on_branch == total.caught == total.beside > 0
+
+
+def misled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first token of each chain be the one that would have come second, and that the first of a branch."""
+    drafter = engine.drafter
+    assert isinstance(drafter, ModelDrafter)
+    choose = drafter._next
+
+    def chosen(parts: dict[Any, Any]) -> dict[Any, Any]:
+        found = choose(parts)
+        for sequence, part in parts.items():
+            if part.length == 0:
+                first, second = found[sequence].token, found[sequence].others[0][1]
+                found[sequence] = DraftChoice(second, 0.9, [(0.9, first)])
+        return found
+
+    monkeypatch.setattr(drafter, "_next", chosen)
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+@pytest.mark.parametrize("own_cache", [False, True])
+def test_a_branch_goes_on_beside_its_chain(
+    own_cache: bool, block_size: int, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a drafter that is right but for the first token of each chain all of each branch is right.
+
+    It would not be if it were computed from other keys and values than its own, or if those of branches that were right were lost.
+    """
+    path = tiny("llama")
+    if own_cache:
+        monkeypatch.setattr(draft_model, "_ALIKE", -1.0)
+    engine = Engine(path, drafter=str(path), draft_tokens=4, draft_branches=1, block_size=block_size, **ENGINE)
+    misled(engine, monkeypatch)
+    assert isinstance(engine.drafter, ModelDrafter)
+    assert isinstance(engine.drafter._cache, OwnCache) == own_cache
+    propose, prepared = engine.drafter.propose, []
+
+    def proposed(*given: Any) -> Drafts:
+        found = propose(*given)
+        prepared.append(found.prepared)
+        return found
+
+    monkeypatch.setattr(engine.drafter, "propose", proposed)
+    alone = Engine(path, **ENGINE)
+    assert engine.drafting is not None
+    for params in (
+        SamplingParams(max_tokens=40, temperature=0, ignore_eos=True),
+        SamplingParams(max_tokens=40, seed=1, frequency_penalty=0.5, ignore_eos=True),
+    ):
+        before = engine.drafting.total.copy()
+        assert tokens(engine, params) == tokens(alone, params)
+        total = engine.drafting.total.since(before)
+        assert sum(total.accepted) == 0
+        assert total.branched > 2 * total.verified  # but where a block ends, or the output
+        assert total.on_branch >= total.branched - 4 * len(PROMPTS)  # but what is behind the end of an output
+        # Of a branch all but its last token are known, too.
+        assert sum(prepared) <= sum(map(len, PROMPTS)) + total.verified
+        prepared.clear()
+    engine.cache.check([])
+
+
+def test_a_branch_goes_on_where_its_chain_does_not(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as there are places for the chain."""
+
+    class _Branches:
+        def going_on(self, paths: SequenceOf[DraftPath]) -> set[int]:
+            return {place for place, path in enumerate(paths) if path.leaves is not None}
+
+        def branching(self, odds: SequenceOf[float]) -> list[int]:
+            return [0]
+
+    class _Drafts(FixedDrafts):
+        def sizes(self, plan: StepPlan, budget: int) -> dict[int, DraftSize]:
+            return dict.fromkeys(super().sizes(plan, budget), DraftSize(5, 1, 4, _Branches()))
+
+    path = tiny("llama")
+    engine = Engine(path, drafter=str(path), draft_tokens=4, draft_branches=1, block_size=64, **ENGINE)
+    misled(engine, monkeypatch)
+    engine.core.drafting = engine.scheduler.drafting = drafting = _Drafts(5, 1)
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    assert tokens(engine, params) == tokens(Engine(path, **ENGINE), params)
+    assert sum(drafting.total.drafted) == drafting.total.verified  # chains of one token
+    assert drafting.total.on_branch > 3 * drafting.total.verified
+
+
+def test_the_likeliest_branches_are_kept() -> None:
+    """Of a fixed number of tokens; those that were less likely give their block away."""
+    (sequence,) = [chunk.sequence for chunk in decodes(1).chunks]  # of four tokens
+    draft = GrowingDraft(sequence, 3, 6, [70, 71], None, 16)
+    draft.add(DraftChoice(1, 0.5, [(0.5, 11), (0.1, 12)]))
+    assert draft.tree().branches == [DraftBranch(0, [11]), DraftBranch(0, [12])]
+    assert [part.length for part in draft.going_on()] == [1, 1, 1]
+    draft.branches[1].add(DraftChoice(13, 0.0))
+    draft.add(DraftChoice(2, 0.9, [(0.9, 21), (0.0, 22)]))
+    assert draft.tree() == TokenTree([1, 2], [DraftBranch(0, [11]), DraftBranch(1, [21])], [0.5, 0.9])
+    assert [branch.spare for branch in draft.branches] == [70, 71]
+
+
+def test_branches_take_what_the_chain_leaves() -> None:
+    """Where a rule chooses; and stay in their block."""
+    (sequence,) = [chunk.sequence for chunk in decodes(1).chunks]
+    draft = GrowingDraft(sequence, 5, 4, [70, 71], None, 4, frozenset({12}), _Everywhere())
+    draft.add(DraftChoice(1, 0.5, [(0.5, 11)]))
+    (branch,) = draft.branches
+    assert branch.longest == 4  # it begins at the fifth position
+    draft.add(DraftChoice(2, 0.5, [(0.5, 12)]))
+    assert draft.branches[1].is_complete  # nothing is of use after it
+    assert draft.going_on() == [draft]  # one place is left
+    draft.is_complete = True
+    assert draft.going_on() == [branch]
+    branch.add(DraftChoice(3, 0.5))
+    assert draft.going_on() == []
+
+
+class _Everywhere:
+    """A rule by which everything goes on, and branches leave at each token."""
+
+    def going_on(self, paths: SequenceOf[DraftPath]) -> set[int]:
+        return set(range(len(paths)))
+
+    def branching(self, odds: SequenceOf[float]) -> list[int]:
+        return list(range(len(odds)))
+
+
+def test_steps_of_a_drafter() -> None:
+    """Second choices come with the first ones; each further token of a branch with one of the chain, or alone."""
+    assert TokenTree([1, 2, 3]).drafted_at_once() == [1, 1, 1]
+    assert TokenTree([1, 2, 3], [DraftBranch(0, [7]), DraftBranch(2, [8])]).drafted_at_once() == [1, 1, 1]
+    assert TokenTree([1, 2, 3], [DraftBranch(0, [7, 8]), DraftBranch(1, [7, 8, 9])]).drafted_at_once() == [1, 2, 2, 1]
 
 
 def test_branches_of_requests_with_adapters_have_these(tiny: Callable[..., Path], tmp_path: Path) -> None:
