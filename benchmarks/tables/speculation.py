@@ -204,4 +204,5 @@ TABLES = {
     "heads": ResultsTable("heads", heads),
     "upper_bits": ResultsTable("upper_bits", upper_bits),
     "token_trees": ResultsTable("token_trees", token_trees),
+    "token_trees, AVX2": ResultsTable("token_trees_avx2", token_trees),
 }
