@@ -13,6 +13,7 @@ from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.decoder.parts.batch import Run
 from smelt.runtime.engine.executors.torch_executor import TorchExecutor
 from smelt.runtime.speculation.counts import DraftCounts
+from smelt.runtime.speculation.lookup_first import weights_of
 from smelt.runtime.speculation.model_drafter import ModelDrafter
 from smelt.system.errors import RuntimeProblem
 from torch import Tensor
@@ -47,6 +48,14 @@ def answered(engine: Engine, prompts: list[list[int]]) -> tuple[list[list[int]],
     return found[0], engine.drafting.total
 
 
+def one_token_branches(engine: Engine) -> None:
+    """Let the branches of an engine's model not go on."""
+    weights, drafting = weights_of(engine.drafter), engine.drafting
+    assert weights is not None
+    assert drafting is not None
+    weights.longest_branch = drafting._longest_branch = 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "lookup+"])
 @pytest.mark.parametrize(
@@ -72,6 +81,7 @@ def test_an_early_exit_drafts_what_it_drafts_on_one_process(
         known = plain.generate(PROMPTS, SAMPLED)
     tokens = [output.outputs[0].token_ids for output in known]
     with closing(Engine(model, **exits, **ENGINE)) as one:
+        one_token_branches(one)  # as they are on several
         if before:
             pretend_lookup(one, known)
         counted = answered(one, PROMPTS)[1]
