@@ -36,10 +36,8 @@ constexpr int paired(Form form, int64_t columns) {
     return std::min(kPaired, form == kEight ? 4 : (form == kFour ? 1 : 3) + (columns < 4096 ? 0 : 1));
 }
 
-template <Form kForm, int kParts>
-constexpr bool by_words = kWords && kForm != kFour && kParts == 2;
-template <Form kForm, int kParts>
-using Inputs = Rounded<std::conditional_t<by_words<kForm, kParts>, int16_t, int8_t>>;
+template <bool kByWords>
+using Inputs = Rounded<std::conditional_t<kByWords, int16_t, int8_t>>;
 
 template <Form kForm>
 inline __m512i add_products(__m512i sum, __m512i codes, __m512i inputs) {
@@ -197,16 +195,16 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded<int8_t>& x, in
 }
 
 // How many rows a panel may have, and how many of int8 or of 16 bits a row is.
-template <Form kForm, int kParts>
-constexpr int highest = by_words<kForm, kParts> ? kWordRows : kParts == 1 ? kTall : kPanel / kParts;
-template <Form kForm, int kParts>
-constexpr int apart = by_words<kForm, kParts> ? 1 : kParts;
+template <int kParts, bool kByWords>
+constexpr int highest = kByWords ? kWordRows : kParts == 1 ? kTall : kPanel / kParts;
+template <int kParts, bool kByWords>
+constexpr int apart = kByWords ? 1 : kParts;
 
-template <Form kForm, int kParts, class Scale>
-void panel_by_two_tiles(const Codes& w, const Inputs<kForm, kParts>& x, int64_t tile, bf16* out) {
+template <Form kForm, int kParts, bool kByWords, class Scale>
+void panel_by_two_tiles(const Codes& w, const Inputs<kByWords>& x, int64_t tile, bf16* out) {
     const auto rows = [&]<int kRows>() {
-        if constexpr (kRows * apart<kForm, kParts> > kPaired) std::abort();  // paired() allows no more
-        else if constexpr (by_words<kForm, kParts>) words_by_tiles<kForm, kRows, 4, 2, Scale>(w, x, 0, tile, nullptr, 0, kPairsAhead, out);
+        if constexpr (kRows * apart<kParts, kByWords> > kPaired) std::abort();  // paired() allows no more
+        else if constexpr (kByWords) words_by_tiles<kForm, kRows, 4, 2, Scale>(w, x, 0, tile, nullptr, 0, kPairsAhead, out);
         else rows_by_tiles<kForm, kRows, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
     };
     switch (x.rows) {
@@ -217,15 +215,15 @@ void panel_by_two_tiles(const Codes& w, const Inputs<kForm, kParts>& x, int64_t 
     }
 }
 
-template <Form kForm, int kParts, class Scale>
-void panel_by_tile(const Codes& w, const Inputs<kForm, kParts>& x, int64_t panel, int64_t place, int64_t panels, int64_t tile, bf16* out) {
+template <Form kForm, int kParts, bool kByWords, class Scale>
+void panel_by_tile(const Codes& w, const Inputs<kByWords>& x, int64_t panel, int64_t place, int64_t panels, int64_t tile, bf16* out) {
     const int64_t row = panel * x.height;
     // With several panels, each asks for its part of the next tile; with one, memory is waited for anyway.
     const int64_t bytes = w.columns * kTile * bits_of(kForm) / 8, step = panels > 1 ? std::max<int64_t>(1, 128 / panels) : 0;
     const uint8_t* next = w.codes + (tile + 1) * bytes + place * bytes / panels;
     const auto rows = [&]<int kRows>() {
-        if constexpr (kRows > highest<kForm, kParts>) std::abort();  // no panel is higher
-        else if constexpr (by_words<kForm, kParts>)
+        if constexpr (kRows > highest<kParts, kByWords>) std::abort();  // no panel is higher
+        else if constexpr (kByWords)
             words_by_tiles<kForm, kRows, kRows <= kFewRows ? 2 : 1, 1, Scale>(w, x, row, tile, next, step, ahead_of(kForm), out);
         else rows_by_tiles<kForm, kRows, kParts, 1, Scale>(w, x, row, tile, next, step, out);
     };
@@ -246,17 +244,17 @@ inline int64_t piece_of(const Codes& w, int64_t tiles, int threads) {
     return std::max<int64_t>(1, std::min(tiles / (8 * threads), std::max<int64_t>(4, kPiece * 8 / (w.columns * kTile * w.bits))));
 }
 
-template <Form kForm, int kParts, class Scale>
+template <Form kForm, int kParts, bool kByWords, class Scale>
 void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    const bool tall = by_words<kForm, kParts> || (kForm != kFour && kParts == 1 && rows <= 2 * kTall);
-    const int most = tall ? highest<kForm, kParts> : kPanel / kParts * kParts;
-    const Inputs<kForm, kParts> rounded(x, rows, w.columns, group, kParts, most, most, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
+    const bool tall = kByWords || (kForm != kFour && kParts == 1 && rows <= 2 * kTall);
+    const int most = tall ? highest<kParts, kByWords> : kPanel / kParts * kParts;
+    const Inputs<kByWords> rounded(x, rows, w.columns, group, kParts, most, most, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
     const int64_t piece = piece_of(w, tiles, threads);
-    if (apart<kForm, kParts> * rows <= paired(kForm, w.columns) && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
+    if (apart<kParts, kByWords> * rows <= paired(kForm, w.columns) && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
         spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
-            if (2 * pair + 1 < tiles) return panel_by_two_tiles<kForm, kParts, Scale>(w, rounded, 2 * pair, out);
-            panel_by_tile<kForm, kParts, Scale>(w, rounded, 0, 0, 1, 2 * pair, out);
+            if (2 * pair + 1 < tiles) return panel_by_two_tiles<kForm, kParts, kByWords, Scale>(w, rounded, 2 * pair, out);
+            panel_by_tile<kForm, kParts, kByWords, Scale>(w, rounded, 0, 0, 1, 2 * pair, out);
         });
         return;
     }
@@ -266,16 +264,21 @@ void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* 
     spread(threads, rounds * tiles, piece, [&](int64_t i) {
         const int64_t begin = i / tiles * together, end = std::min(begin + together, rounded.panels);
         for (int64_t panel = begin; panel < end; panel++)
-            panel_by_tile<kForm, kParts, Scale>(w, rounded, panel, panel - begin, end - begin, i % tiles, out);
+            panel_by_tile<kForm, kParts, kByWords, Scale>(w, rounded, panel, panel - begin, end - begin, i % tiles, out);
     });
 }
 
 template <Form kForm>
 void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, int parts, bf16* out, int threads) {
-    const auto by = [&]<int kParts>() {
-        w.wide_scales ? multiply<kForm, kParts, float>(w, x, rows, group, out, threads) : multiply<kForm, kParts, bf16>(w, x, rows, group, out, threads);
+    constexpr bool kMayWiden = kWords && kForm != kFour;
+    constexpr int64_t few = kForm == kPlanes ? kPanel : 16;  // up to here int8 takes no longer
+    const auto by = [&]<int kParts, bool kByWords>() {
+        w.wide_scales ? multiply<kForm, kParts, kByWords, float>(w, x, rows, group, out, threads)
+                      : multiply<kForm, kParts, kByWords, bf16>(w, x, rows, group, out, threads);
     };
-    parts == 2 ? by.template operator()<2>() : by.template operator()<1>();
+    if (parts == 2) return by.template operator()<2, kMayWiden>();
+    // Of 16 bits more rows are in a panel, for which codes are unpacked once.
+    kMayWiden && rows > few ? by.template operator()<1, kMayWiden>() : by.template operator()<1, false>();
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Codes of 8 bits by inputs of 16, for processors that have no instruction which multiplies bytes and adds four products: there bytes are widened
-// to 16 bits anyway, and an input of 16 bits takes no longer than one of 8. Results are those of linear_codes.cpp's loops, to the bit.
+// to 16 bits anyway, and an input of 16 bits takes no longer than one of 8, so that many rows of int8 are multiplied like this, too. Results are
+// those of linear_codes.cpp's loops, to the bit.
 #pragma once
 
 #include "codes.h"
