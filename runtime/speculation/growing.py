@@ -86,6 +86,7 @@ class GrowingDraft:
         spare: a block for each branch.
         longest_branch: how many tokens one may have; None for as many as stay in its block.
         block_size: positions in a block.
+        behind: how many positions before a token have keys and values that depend on it, which a branch must have in its own block.
         final: tokens after which no other is of use.
         rule: chooses branches; without one the most likely ones are kept.
     """
@@ -96,6 +97,7 @@ class GrowingDraft:
     spare: SequenceOf[int] = ()
     longest_branch: int | None = 1
     block_size: int = 1
+    behind: int = 0
     final: Set[int] = frozenset()
     rule: DraftRule | None = None
     chain: list[int] = field(default_factory=list)
@@ -161,7 +163,8 @@ class GrowingDraft:
                 return
         elif self._left(of_chain=0) <= 0:
             return
-        room = min(self.block_size - (self.begin + after) % self.block_size, self.longest - after)
+        inside = (self.begin + after) % self.block_size
+        room = min(self.block_size - inside, self.longest - after) if inside >= self.behind else 1
         longest = room if self.longest_branch is None else min(room, self.longest_branch)
         branch = GrowingBranch(self, after, [token], likely, self.spare[place], longest)
         branch.is_complete = token in self.final

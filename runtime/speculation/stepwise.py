@@ -53,9 +53,11 @@ class StepwiseDrafter(ABC):
 
     Attributes:
         longest_branch: one token, or as many as the chain where a branch can go on beside it.
+        behind: how many positions before a token have keys and values that depend on it.
     """
 
-    longest_branch: int | None = 1
+    longest_branch: int | None = None
+    behind = 0
 
     def __init__(
         self,
@@ -118,6 +120,7 @@ class StepwiseDrafter(ABC):
                 chunk.spare,
                 self.longest_branch if chunk.sequence.matcher is None else 1,
                 self._cache.store.block_size,
+                self.behind,
                 self._final(chunk.sequence),
                 rule,
             )

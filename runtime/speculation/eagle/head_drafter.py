@@ -12,6 +12,7 @@ from ...requests.sequence import Sequence
 from ...scheduling.plan import StepPlan
 from ..caches import NO_BRANCHES, OwnCache
 from ..drafter import Chains, Drafts
+from ..growing import GrowingBranch, GrowingDraft
 from ..stepwise import StepwiseDrafter, Verifying
 from .draft_head import DraftHead
 from .features import Features
@@ -38,13 +39,15 @@ class HeadDrafter(StepwiseDrafter):
         together: the most positions that a draft's first step computes.
     """
 
+    behind = 1  # each reads the token after it
+
     def __init__(
         self, head: DraftHead, cache: HeadCache, features: Features, verifying: Verifying, *, longest: int
     ) -> None:
         super().__init__(cache, head.draw_tokens, verifying, longest=longest, tokens=head.tokens)
         self.head, self.features = head, features
         self.together = min(_TOGETHER, self._budget)
-        self._states: dict[Sequence, Tensor] = {}  # of each draft's last token
+        self._states: dict[Sequence, list[Tensor]] = {}  # after each step of a part of a draft
 
     def unprepared(self, sequence: Sequence) -> int:
         """Positions that have no keys and values, if they are more than a draft computes with its first token."""
@@ -85,14 +88,22 @@ class HeadDrafter(StepwiseDrafter):
 
     def _logits(self, sequences: list[Sequence]) -> Tensor:
         begun = [each for each in sequences if each in self._states]
-        states = torch.stack([self._states[each] for each in begun]) if begun else None
+        states = torch.stack([self._states[each][-1] for each in begun]) if begun else None
         if begun:  # all drafts begin together, so that none of the others does
             runs = [self._run(each, len(each.tokens) - 2, len(each.tokens) - 1, 1) for each in sequences]
         else:
             runs = [self._run(each, *self._begin(each), 1) for each in sequences]
         logits, states = self._computed(runs, states)
-        self._states.update(zip(sequences, states, strict=True))
+        for sequence, state in zip(sequences, states, strict=True):
+            self._states.setdefault(sequence, []).append(state)
         return logits.cpu()
+
+    def _sequence_of(self, part: GrowingDraft | GrowingBranch) -> Sequence:
+        begins, sequence = part.sequence is None, super()._sequence_of(part)
+        if begins and isinstance(part, GrowingBranch):
+            # What its first token was chosen from; the chain may have gone on since.
+            self._states[sequence] = [self._states[part.draft.sequence][part.after]]
+        return sequence
 
     def _run(self, sequence: Sequence, start: int, stop: int, wants: int) -> Run:
         """Some positions, with the tokens after them."""

@@ -297,7 +297,7 @@ def test_a_draft_heads_tokens_are_chosen_on_the_device(
     def both(planned: dict[Sequence, PlannedChain], *others: Any) -> dict[Sequence, DraftedChain]:
         found = compute(planned, *others)
         drafter._states.clear()
-        growing = {sequence: GrowingDraft(each.longest, 0, 0) for sequence, each in planned.items()}
+        growing = {sequence: GrowingDraft(sequence, each.longest) for sequence, each in planned.items()}
         drafter._grow(growing)
         right = {}
         for sequence, draft in growing.items():

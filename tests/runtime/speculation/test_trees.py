@@ -319,7 +319,7 @@ def test_the_likeliest_branches_are_kept() -> None:
 def test_branches_take_what_the_chain_leaves() -> None:
     """Where a rule chooses; and stay in their block."""
     (sequence,) = [chunk.sequence for chunk in decodes(1).chunks]
-    draft = GrowingDraft(sequence, 5, 4, [70, 71], None, 4, frozenset({12}), _Everywhere())
+    draft = GrowingDraft(sequence, 5, 4, [70, 71], None, 4, final=frozenset({12}), rule=_Everywhere())
     draft.add(DraftChoice(1, 0.5, [(0.5, 11)]))
     (branch,) = draft.branches
     assert branch.longest == 4  # it begins at the fifth position
@@ -340,6 +340,16 @@ class _Everywhere:
 
     def branching(self, odds: SequenceOf[float]) -> list[int]:
         return list(range(len(odds)))
+
+
+@pytest.mark.parametrize(("block_size", "behind", "longest"), [(4, 0, 4), (4, 1, 1), (8, 0, 4), (8, 1, 4), (3, 1, 2)])
+def test_a_branch_has_what_depends_on_its_tokens_in_its_own_block(block_size: int, behind: int, longest: int) -> None:
+    """Of a draft head the keys and values before a token depend on it: where a block begins a branch cannot go on."""
+    (sequence,) = [chunk.sequence for chunk in decodes(1).chunks]
+    assert len(sequence.tokens) == 4
+    draft = GrowingDraft(sequence, 9, 9, [70], None, block_size, behind)
+    draft.add(DraftChoice(1, 0.5, [(0.5, 11)]))
+    assert [branch.longest for branch in draft.branches] == [longest]
 
 
 def test_steps_of_a_drafter() -> None:

@@ -8,6 +8,7 @@ import torch
 from smelt.runtime import Engine
 from smelt.runtime.requests.sequence import Sequence
 from smelt.runtime.speculation.eagle.head_drafter import HeadDrafter
+from smelt.runtime.speculation.growing import GrowingBranch
 from torch import Tensor
 
 from .head_reference import ReferenceHead
@@ -31,10 +32,12 @@ class WatchedHead:
         self._lengths: dict[Sequence, int] = {}
         # Tokens, how many of them are not a draft's, and the head's logits over the model's vocabulary.
         self.seen: list[tuple[list[int], int, Tensor]] = []
+        self.on_branches = 0  # how many of those are of branches
 
-    def _next(self, drafts: dict[Sequence, Any]) -> Any:
-        self._lengths = {sequence: len(draft.chain) for sequence, draft in drafts.items()}
-        return self._choose(drafts)
+    def _next(self, parts: dict[Sequence, Any]) -> Any:
+        self._lengths = {sequence: part.length for sequence, part in parts.items()}
+        self.on_branches += sum(isinstance(part, GrowingBranch) for part in parts.values())
+        return self._choose(parts)
 
     def _logits(self, sequences: list[Sequence]) -> Tensor:
         logits = self._compute(sequences)
