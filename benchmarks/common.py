@@ -21,8 +21,10 @@ SCRATCH = Path(tempfile.gettempdir()) / "smelt-benchmarks"  # models that are ma
 
 # Files of the shared data folder; see :func:`shared`.
 C4 = "data/calib/c4.utf8"
+WIKITEXT_TRAIN = "data/text/wikitext2_train_raw_part.txt"
 WIKITEXT_TEST = "data/text/wikitext2_test_unk.txt"
 WIKITEXT_VALIDATION = "data/text/wikitext2_valid_unk.txt"
+TINYSTORIES = "data/text/tinystories_1000.json"
 
 
 def shared(name: str) -> Path:

@@ -27,13 +27,13 @@ from smelt.runtime.measure.workload import text_prompts as prompts_of
 
 from ..common import SMELT_6M, WIKITEXT_VALIDATION, add_scratch, parser, save, shared
 from ..random_model import build_billion
+from .forms import forms_of
 from .speculation import (
     MORE,
     PROMPT,
     RECORDED,
     Pair,
     acceptance,
-    forms_of,
     measure,
     random_prompts,
     text_prompts,

@@ -3,17 +3,21 @@
     python -m benchmarks.drafts.nested_bits [--windows 64]
 
 smelt-6m in groups of 128, on WikiText-2's validation text, on the compiled CPU kernels: perplexity, and two shares of positions: ``top`` has the
-same most likely token, and ``overlap`` is the acceptance of exact speculative sampling, the mean of the sum of the smaller probabilities.
+same most likely token, and ``overlap`` is the acceptance of exact speculative sampling, the mean of the sum of the smaller probabilities. The
+trained forms have learned from WikiText-2's training text, so they are measured on TinyStories, too, of which smelt-6m has not seen the last
+hundred.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from smelt.compress import Recipe, run
+from smelt.compress.recipe.drafting import GIVE
 from smelt.runtime import EngineConfig
 from smelt.runtime.decoder.model import Model
 from smelt.runtime.decoder.prompt_states import prompt_states
@@ -22,7 +26,8 @@ from smelt.runtime.engine.setup.loading import load_model
 from smelt.runtime.parallel.stages import RankPlace
 from torch import Tensor
 
-from ..common import SMELT_6M, WIKITEXT_VALIDATION, parser, save, shared
+from ..common import SMELT_6M, TINYSTORIES, WIKITEXT_VALIDATION, add_scratch, parser, save, shared
+from .forms import TRAINED_ON, trained_forms
 
 LENGTH = 256
 FORMS: dict[str, dict[str, Any]] = {
@@ -55,41 +60,65 @@ def beside(logits: Tensor, reference: Tensor) -> dict[str, float]:
     }
 
 
+def windows_of(tokens: list[int], count: int) -> list[list[int]]:
+    """The first pieces of a text."""
+    return [tokens[i * LENGTH : (i + 1) * LENGTH] for i in range(count)]
+
+
+def measured(form: str, checkpoint: Path, texts: list[list[list[int]]], references: list[Tensor]) -> dict[str, Any]:
+    """A form beside the original on WikiText-2, and its upper bits beside all of them on both texts."""
+    nests = "W4A16" not in form
+    found, model = load_model(
+        checkpoint, EngineConfig(dtype="bfloat16", drafter="nested" if nests else None), log=print
+    )
+    ours = [logits_of(model, windows) for windows in texts]
+    row: dict[str, Any] = {
+        "form": form,
+        "perplexity": perplexity(ours[0], texts[0]),
+        "beside_original": beside(ours[0], references[0]),
+    }
+    if not nests:
+        return row | {"beside_original_elsewhere": beside(ours[1], references[1])}
+    drafter = DraftModel.nested(found, model, RankPlace(), divides_experts=False, log=print)
+    upper = [logits_of(drafter.model, windows) for windows in texts]
+    return row | {
+        "upper_perplexity": perplexity(upper[0], texts[0]),
+        "upper_beside_whole": beside(upper[0], ours[0]),
+        "upper_beside_whole_elsewhere": beside(upper[1], ours[1]),
+    }
+
+
 def main() -> None:
     """Measure all of them."""
     options = parser(__doc__)
+    add_scratch(options)
     options.add_argument("--windows", type=int, default=64)
-    count = options.parse_args().windows
+    given = options.parse_args()
     opened, original = load_model(SMELT_6M, EngineConfig(dtype="bfloat16"), log=print)
+    tokenizer = opened.directory.tokenizer()
     text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:200000]
-    tokens = list(opened.directory.tokenizer()(text).input_ids)
-    windows = [tokens[i * LENGTH : (i + 1) * LENGTH] for i in range(count)]
-    reference = logits_of(original, windows)
-    rows: list[dict[str, Any]] = [{"form": "bfloat16", "perplexity": perplexity(reference, windows)}]
-    with tempfile.TemporaryDirectory(prefix="smelt-nested-") as scratch:
+    stories = "\n\n".join(json.loads(shared(TINYSTORIES).read_text(encoding="utf-8"))[-100:])
+    texts = [windows_of(list(tokenizer(each).input_ids), given.windows) for each in (text, stories)]
+    references = [logits_of(original, windows) for windows in texts]
+    rows: list[dict[str, Any]] = [{"form": "bfloat16", "perplexity": perplexity(references[0], texts[0])}]
+    with tempfile.TemporaryDirectory(prefix="smelt-nested-") as room:
         for name, quantize in FORMS.items():
             recipe = {
                 "model": str(SMELT_6M),
-                "output": str(Path(scratch) / name.replace(" ", "-")),
+                "output": str(Path(room) / name.replace(" ", "-")),
                 "evaluate": False,
                 "steps": [{"quantize": {**quantize, "ignore": []}}],
             }
             checkpoint = run(Recipe.model_validate(recipe), progress=False).checkpoint
-            nests = "W4A16" not in name
-            config = EngineConfig(dtype="bfloat16", drafter="nested" if nests else None)
-            found, model = load_model(checkpoint, config, log=print)
-            logits = logits_of(model, windows)
-            row: dict[str, Any] = {
-                "form": name, "perplexity": perplexity(logits, windows), "beside_original": beside(logits, reference),
-            }  # fmt: skip
-            if nests:
-                drafter = DraftModel.nested(found, model, RankPlace(), divides_experts=False, log=print)
-                upper = logits_of(drafter.model, windows)
-                row |= {"upper_perplexity": perplexity(upper, windows), "upper_beside_whole": beside(upper, logits)}
-            print(row, flush=True)
-            rows.append(row)
-    command = f"python -m benchmarks.drafts.nested_bits --windows {count}"
-    print(save("nested_bits", command, {"windows": count, "length": LENGTH, "rows": rows}))
+            rows.append(measured(name, checkpoint, texts, references))
+            print(rows[-1], flush=True)
+    trained = trained_forms(given.scratch)
+    for name, form in (("W4A16, trained", "w4"), (f"W4in8, give {GIVE:g}, trained", "w4in8")):
+        rows.append(measured(name, trained[form], texts, references))
+        print(rows[-1], flush=True)
+    command = f"python -m benchmarks.drafts.nested_bits --windows {given.windows}"
+    facts = {"windows": given.windows, "length": LENGTH, "trained_on": TRAINED_ON, "rows": rows}
+    print(save("nested_bits", command, facts))
 
 
 if __name__ == "__main__":

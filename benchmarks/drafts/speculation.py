@@ -2,7 +2,7 @@
 
     python -m benchmarks.drafts.speculation [--turns 5] [--results speculation]
 
-First smelt-6m and its own forms on real text, whose acceptance is real. Then a Llama of 1.1 billion seeded random weights, which says nothing
+First smelt-6m and its own forms on real text, whose acceptance is real; ``trained`` ones have learned to agree with it. Then a Llama of 1.1 billion seeded random weights, which says nothing
 of acceptance: its drafters do all their work, and what they choose is then replaced by a right or a wrong token, as it was of the same pair of
 formats of smelt-6m from some place on, with the odds that its second choice had there; what lookup finds in a text of smelt-6m, another one for each request, or in an edited copy of a
 text, is replaced by right tokens where it is right there. Rows that are in the results already are not measured again. Each row is one engine: a turn without drafts and one with them, in this order and then in the other.
@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.speculation.fixed_length import FixedDrafts
 from smelt.runtime.speculation.length import AdaptiveDrafts
@@ -28,15 +27,12 @@ from smelt.runtime.speculation.lookup_first import lookup_of, weights_of
 from ..common import SMELT_6M, WIKITEXT_VALIDATION, ResultRows, add_scratch, parser, save, saved, shared
 from ..random_model import BIG, build_billion
 from .forced import Acceptance, RecordedDrafts, force
+from .forms import forms_of, trained_forms
 
 PROMPT, OUTPUT = 64, 64
 RECORDED = 48  # prompts by which acceptance is measured
 MORE = 8  # turns of the small model
 EDITED = 0.1  # tokens of a copy that are others than those of the prompt
-FORMS: dict[str, dict[str, Any]] = {
-    "w4": {"scheme": "W4A16", "rounding": "gptq"},
-    "w4in8": {"scheme": "W4in8"},
-}
 
 
 @dataclass(frozen=True)
@@ -172,26 +168,9 @@ def random_prompts(count: int) -> list[list[int]]:
     return [[draw.randrange(4, BIG.vocabulary) for _ in range(PROMPT)] for _ in range(count)]
 
 
-def forms_of(model: Path, scratch: Path, *, calibrated: bool) -> dict[str, Path]:
-    """The model's compressed forms; those that exist are kept."""
-    found = {}
-    for name, quantize in FORMS.items():
-        settings = {**quantize, "ignore": []}
-        if not calibrated:  # random weights, whose values nobody reads
-            settings |= {"rounding": "nearest"}
-        recipe = {
-            "model": str(model),
-            "output": str(scratch / f"{model.name}-{name}"),
-            "evaluate": False,
-            "steps": [{"quantize": settings}],
-        }
-        found[name] = run(Recipe.model_validate(recipe)).checkpoint
-    return found
-
-
 def small(scratch: Path, turns: int, rows: ResultRows) -> tuple[dict[str, Acceptance], list[list[int]]]:
     """smelt-6m, its forms, and real text: how often drafts are right, and the prompts; speeds are added to the rows."""
-    forms = forms_of(SMELT_6M, scratch, calibrated=True)
+    forms, trained = forms_of(SMELT_6M, scratch, calibrated=True), trained_forms(scratch)
     probe = Engine(SMELT_6M, quiet=True)
     text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:100000]
     prompts = text_prompts(list(probe.tokenizer(text).input_ids), RECORDED)
@@ -199,6 +178,8 @@ def small(scratch: Path, turns: int, rows: ResultRows) -> tuple[dict[str, Accept
     pairs = [
         Pair("bf16, drafted by W4", SMELT_6M, str(forms["w4"])),
         Pair("W4in8, drafted by its upper bits", forms["w4in8"], "nested"),
+        Pair("bf16, drafted by W4, trained", SMELT_6M, str(trained["w4"])),
+        Pair("W4in8, drafted by its upper bits, trained", trained["w4in8"], "nested"),
         Pair("bf16, drafted by lookup", SMELT_6M, "lookup"),
         Pair("bf16, drafted by lookup, else W4", SMELT_6M, f"lookup+{forms['w4']}"),
         Pair("W4in8, drafted by lookup, else its upper bits", forms["w4in8"], "lookup+nested"),
@@ -223,6 +204,8 @@ def big(scratch: Path, turns: int, known: dict[str, Acceptance], texts: list[lis
     cases = [
         (Pair(w4, model, str(forms["w4"])), known[w4]),
         (Pair(nested, forms["w4in8"], "nested"), known[nested]),
+        (Pair(f"{w4}, trained", model, str(forms["w4"])), known[f"{w4}, trained"]),
+        (Pair(f"{nested}, trained", forms["w4in8"], "nested"), known[f"{nested}, trained"]),
         (Pair(lookup, model, "lookup"), with_texts[w4]),
         (Pair(f"{lookup}, else W4", model, else_w4), with_texts[w4]),
         (Pair("W4in8, drafted by lookup, else its upper bits", forms["w4in8"], else_nested), with_texts[nested]),

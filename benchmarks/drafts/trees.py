@@ -20,6 +20,7 @@ from smelt.runtime.speculation.length import AdaptiveDrafts
 from ..common import SMELT_6M, WIKITEXT_VALIDATION, ResultRows, add_scratch, parser, save, saved, shared
 from ..random_model import build_billion
 from .forced import Acceptance, force
+from .forms import forms_of
 from .speculation import (
     MORE,
     OUTPUT,
@@ -27,7 +28,6 @@ from .speculation import (
     Pair,
     acceptance,
     draft,
-    forms_of,
     opened,
     random_prompts,
     text_prompts,

@@ -17,7 +17,8 @@ from smelt.runtime.requests.sequence import Request
 
 from ..common import add_scratch, parser, save
 from ..random_model import build_billion
-from .speculation import PROMPT, forms_of, random_prompts
+from .forms import forms_of
+from .speculation import PROMPT, random_prompts
 
 OUTPUT, LOADS = 48, (1, 8, 16)
 

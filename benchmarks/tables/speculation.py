@@ -80,10 +80,11 @@ def nested_bits(results: Any) -> str:
 
     def line(row: dict[str, Any]) -> tuple[str, ...]:
         original, whole = row.get("beside_original", {}), row.get("upper_beside_whole", {})
-        upper = row.get("upper_perplexity")
+        upper, elsewhere = row.get("upper_perplexity"), row.get("upper_beside_whole_elsewhere", {})
         return (
             row["form"], f"{row['perplexity']:.2f}", _share(original.get("top")), _share(original.get("overlap")),
             "-" if upper is None else f"{upper:.2f}", _share(whole.get("top")), _share(whole.get("overlap")),
+            _share(elsewhere.get("top")), _share(elsewhere.get("overlap")),
         )  # fmt: skip
 
     head = (
@@ -94,10 +95,14 @@ def nested_bits(results: Any) -> str:
         "upper bits' perplexity",
         "same top token as all bits",
         "overlap",
+        "TinyStories: same top token",
+        "overlap",
     )
-    return f"{results['windows']} windows of {results['length']} tokens.\n\n" + markdown(
-        head, map(line, results["rows"])
+    said = (
+        f"{results['windows']} windows of {results['length']} tokens. Trained forms learned from {results['trained_on']} tokens of"
+        " WikiText-2's training text.\n\n"
     )
+    return said + markdown(head, map(line, results["rows"]))
 
 
 def upper_bits(results: Any) -> str:

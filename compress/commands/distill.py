@@ -26,11 +26,17 @@ def distill(
         bool, typer.Option("--for-drafting", help="Make a drafter, which is trained to be accepted by the model.")
     ] = False,
     blocks: Annotated[
-        int | None, typer.Option(help="How many of the model's blocks it keeps; half of them by default.", min=1)
+        int | None,
+        typer.Option(
+            help="How many of the model's blocks it keeps; half of them by default. With all of them and a --scheme its rounded weights learn.",
+            min=1,
+        ),
     ] = None,
     tokens: Annotated[str, typer.Option(help="Tokens to train on, such as 400k or 20M.")] = "2M",
     data: Annotated[str, typer.Option(help="Text whose beginnings the model continues, as in recipes.")] = "builtin",
-    learning_rate: Annotated[float, typer.Option(help="The peak learning rate.")] = 1e-3,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="The peak learning rate; by default 1e-3, and 1e-4 for rounded weights.")
+    ] = None,
     head: Annotated[
         bool, typer.Option("--head", help="A draft head (EAGLE-3.1): one layer that reads states of the model's.")
     ] = False,
@@ -40,7 +46,12 @@ def distill(
             help="How many tokens a draft head may draft, the most frequent; at most 32,000 by default.", min=1
         ),
     ] = None,
-    scheme: Annotated[str | None, typer.Option(help="Quantize it at last, e.g. to W4A16.")] = None,
+    scheme: Annotated[
+        str | None,
+        typer.Option(
+            help="Quantize it, e.g. to W4A16. W4in8 makes the model anew, in 8 bits whose upper four learn to draft for all."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="Where it is trained and measured: cpu, or cuda for a GPU.")] = "cpu",
     output: Annotated[Path, typer.Option(help="Output directory.")] = Path("runs/drafter"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan without running it.")] = False,
@@ -52,8 +63,9 @@ def distill(
     """Distil a drafter for speculative decoding from a model, and measure what it gains.
 
     Some of the model's blocks are removed, and the rest learns on text that the model writes to propose the tokens that it would choose (total
-    variation, which is the share that verification rejects). With --head the drafter is one new layer instead, which goes on with what the
-    model's own layers make of the text.
+    variation, which is the share that verification rejects). With --scheme W4in8, or with all blocks and another scheme, its weights are
+    rounded instead, and learn while they are. With --head the drafter is one new layer, which goes on with what the model's own layers make of
+    the text.
 
     Examples:
 
@@ -61,9 +73,13 @@ def distill(
 
         smelt distill builtin:smelt-6m --for-drafting --blocks 2 --tokens 400k --scheme W8A16
 
+        smelt distill ./my-llama --for-drafting --scheme W4in8 --output runs/w4in8
+
         smelt distill ./my-llama --for-drafting --head --scheme W4A16 --output runs/head
 
         smelt serve ./my-llama --drafter runs/drafter/checkpoint
+
+        smelt serve runs/w4in8/checkpoint --drafter nested
     """
     if not for_drafting:
         raise SmeltError(
@@ -98,17 +114,19 @@ def distill(
     return run_and_print(recipe, dry_run=dry_run, fresh=fresh, processes=processes, as_json=as_json)
 
 
-def _head_request(model: str, tokens: str, data: str, learning_rate: float, output: Path, device: str) -> HeadRequest:
+def _head_request(
+    model: str, tokens: str, data: str, learning_rate: float | None, output: Path, device: str
+) -> HeadRequest:
     from ...distill.settings import Training
     from ...system.settings.checked import checked
     from ..evaluation.settings import Evaluate
     from ..pipeline.draft_head import HeadRequest
-    from ..recipe.drafting import MEASURED
+    from ..recipe.drafting import MEASURED, RATES
 
     settings = {
         "data": {"source": data, "writer": "teacher"},
         "tokens": tokens,
-        "learning_rate": learning_rate,
+        "learning_rate": RATES["head"] if learning_rate is None else learning_rate,
         "batch": 8,
     }
     training = checked(Training, settings, lambda _, what: f"smelt distill: {what}")

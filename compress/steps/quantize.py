@@ -166,7 +166,12 @@ class PreparedQuantize(PreparedStep):
         if settings.train is not None:
             teacher = teacher_of(settings.train, self.model, self._given.original)
             everything += training_cost(
-                settings.train, self._working, teacher, list(self._chosen), on_gpu=self._given.on_gpu
+                settings.train,
+                self._working,
+                teacher,
+                list(self._chosen),
+                [name for name, each in self._chosen.items() if each.rounding == "nested"],
+                on_gpu=self._given.on_gpu,
             )
         if self._mixed is None:
             return everything

@@ -24,8 +24,10 @@ from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.activations import ActivationRounding, quantize_inputs
 from ...quant.blockwise.assignment import Treatment
 from ...quant.blockwise.embedding import restored_embedding
+from ...quant.scheme_names import NESTED
 from ...quant.stored.kv_cache import KVRounding, RoundedCache, caches_of
-from ...quant.training.qat import QatLinear, latent_start, stored_grid
+from ...quant.training.nested import NestedQatLinear, upper_bits
+from ...quant.training.qat import QatLinear, latent_start, stored_grid, stored_values
 from ...quant.transforms.links import as_rows
 from ...quant.zeros import not_pruned
 from ...system.storage.tensor_files import SafetensorsFile
@@ -60,6 +62,7 @@ class QuantizedTraining:
         self._model = model
         self._stored = _Stored(parts)
         self._linears: dict[str, QatLinear] = {}
+        self._nested = any(each.rounding == "nested" for each in chosen.values())
         self._stays: dict[str, Tensor | None] = {}
 
     def part(self, context: RunContext) -> Path:
@@ -69,6 +72,10 @@ class QuantizedTraining:
     def run(self, context: RunContext) -> Outcome:
         """Train, in every process; the main one writes the part. An earlier run's result is reused."""
         outcome, trained = self._train(context)
+        if self._nested:
+            outcome.sentences.append(
+                "the upper four of 8 bits were trained and nothing else, and these losses are theirs"
+            )
         if context.processes.is_main:
             save_part(self.part(context), self._result(outcome.weights, trained, context.processes.device), [])
         return outcome
@@ -99,26 +106,43 @@ class QuantizedTraining:
         )
         student = WholeModel(again, context.dtype, device)
         for name, treatment in self._chosen.items():
-            facts = model.linears[name]
-            stored = self._stored.beside(facts, device)
-            grid = stored_grid(stored, treatment.scheme, (facts.rows, facts.columns))
-            original = as_rows(model.skeleton.model.get_submodule(name), model.weights.load(facts.key)).to(device)
-            self._stays[name] = not_pruned(original)
-            latent = latent_start(original if self._latent_known else None, stored, treatment.scheme, grid)
             bias = getattr(student.module.get_submodule(name), "bias", None)
-            linear = QatLinear(
-                latent,
-                grid,
-                facts.dtype,
-                context.dtype,
-                bias,
-                learn_scales=self._settings.scales > 0,
-                rank=self._settings.lora,
-                stays=self._stays[name],
-            )
-            self._linears[name] = linear.to(device)
+            linear = self._linear(name, treatment, bias, context.dtype, device).to(device)
+            if isinstance(linear, QatLinear):
+                self._linears[name] = linear
             student.module.set_submodule(name, linear)
         return student
+
+    def _linear(
+        self, name: str, treatment: Treatment, bias: Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> nn.Module:
+        """A linear as it is while the model is trained."""
+        model, settings = self._model, self._settings
+        facts, scheme = model.linears[name], treatment.scheme
+        stored = self._stored.beside(facts, device)
+        grid = stored_grid(stored, scheme, (facts.rows, facts.columns))
+        rounded = stored_values(stored, scheme, grid)
+        if self._nested and treatment.rounding != "nested":
+            # It stays as it is, since the model reads it, too.
+            read = upper_bits(rounded, grid) if scheme.name in NESTED else rounded
+            return _fixed(read.to(dtype), bias)
+        original = as_rows(model.skeleton.model.get_submodule(name), model.weights.load(facts.key)).to(device)
+        stays = self._stays[name] = not_pruned(original)
+        if not self._latent_known:
+            original = None
+        if self._nested:
+            give, start = treatment.options.give, rounded if original is None else original
+            return NestedQatLinear(start, rounded, grid, give, dtype, bias, rank=settings.lora, stays=stays)
+        return QatLinear(
+            latent_start(original, rounded, grid),
+            grid,
+            facts.dtype,
+            dtype,
+            bias,
+            learn_scales=settings.scales > 0,
+            rank=settings.lora,
+            stays=stays,
+        )
 
     def _trained(self, student: WholeModel) -> dict[str, Trained]:
         frozen = set[str]()
@@ -126,7 +150,8 @@ class QuantizedTraining:
             frozen.add(f"{self._model.skeleton.embedding_name}.weight")  # its codes are not trained
         linears = {f"{name}.weight" for name in self._linears} | {f"{name}.bias" for name in self._linears}
         everything = student.trained()
-        if self._settings.lora is not None:  # the products and scales alone are trained
+        codes_alone = self._settings.lora is not None or self._nested
+        if codes_alone:
             frozen |= everything.keys() - linears
         found = {n: each for n, each in everything.items() if n not in frozen and n not in linears}
         for name in frozen:
@@ -138,7 +163,7 @@ class QuantizedTraining:
                 found[f"{name}.latent"] = Trained(linear.latent, stays=self._stays[name])
             if linear.clip is not None:
                 found[f"{name}.clip"] = Trained(linear.clip, rate=self._settings.scales, decays=False)
-            if linear.bias is not None and self._settings.lora is not None:
+            if linear.bias is not None and codes_alone:
                 linear.bias.requires_grad_(False)
             elif linear.bias is not None:
                 # The output linear of a removed part is all zeros, and so is its bias.
@@ -155,7 +180,7 @@ class QuantizedTraining:
             if inputs is not None:
                 stored = self._stored.beside(self._model.linears[name], device)
                 rounding = ActivationRounding.stored_as(inputs, stored)
-                hooks.callback(quantize_inputs(self._linears[name], rounding).remove)
+                hooks.callback(quantize_inputs(student.module.get_submodule(name), rounding).remove)
         if self._cache is None:
             return
         for index, block in enumerate(student.blocks):
@@ -188,6 +213,14 @@ class QuantizedTraining:
             if key is not None and key not in found:
                 found[key] = weights[name].detach().cpu().to(self._model.weights.info(key).dtype)
         return found
+
+
+def _fixed(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear with this weight, which is not trained."""
+    linear = nn.Linear(*reversed(weight.shape), bias=bias is not None, device="meta", dtype=weight.dtype)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    linear.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)  # type: ignore[assignment]
+    return linear
 
 
 class _Stored:

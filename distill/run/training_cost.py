@@ -36,6 +36,7 @@ def training_cost(
     student: OpenModel,
     teacher: OpenModel | None,
     rounded: Sequence[str] = (),
+    nested: Sequence[str] = (),
     *,
     on_gpu: bool = False,
 ) -> Cost:
@@ -46,13 +47,17 @@ def training_cost(
         student: the model that is trained.
         teacher: the model that runs alongside, if any.
         rounded: its linears that are rounded at every step.
+        nested: those of which the upper bits are trained, and nothing else is; their original weights are kept, too.
         on_gpu: whether it is trained in GPU memory, which is not planned; snapshots and the result then use main memory.
     """
     itemsize = compute_dtype(student.dtype).itemsize
     numel = trained = _numel(student)
     rank = settings.lora if isinstance(settings, TrainQuantized) else None
+    upper = sum(student.linears[name].rows * student.linears[name].columns for name in nested)
+    if nested:
+        trained = upper
     if rank is not None:
-        facts = [student.linears[name] for name in rounded]
+        facts = [student.linears[name] for name in nested or rounded]
         # Their scales, too, of which there is one for 32 weights at most.
         trained = sum(rank * (each.rows + each.columns) + each.rows * each.columns // 32 for each in facts)
     moments = 2 if settings.small_states else 8
@@ -60,6 +65,7 @@ def training_cost(
     result = 4 if settings.average is not None or settings.keep == "best" else 0
     latent = sum(student.linears[name].rows * student.linears[name].columns for name in rounded)
     held = numel * 2 * itemsize + trained * (master + 4 + moments + result) + (4 * latent if rank is not None else 0)
+    held += upper * itemsize
     if teacher is not None and settings.stored is None:
         held += _numel(teacher) * itemsize
     tokens = settings.batch // settings.accumulate * settings.length

@@ -163,18 +163,27 @@ def _widened(scale: Tensor) -> Tensor:
     return scale.float() if scale.itemsize == 1 else scale
 
 
-def latent_start(original: Tensor | None, stored: dict[str, Tensor], scheme: Scheme, grid: Grid) -> Tensor:
-    """The initial latent weight: the one nearest the original that rounds to the stored codes.
+def stored_values(stored: dict[str, Tensor], scheme: Scheme, grid: Grid) -> Tensor:
+    """A stored weight's values in float32; transformers restores them in fewer bits.
+
+    Args:
+        stored: its tensors, by local name.
+        scheme: how they are to be read.
+        grid: their grid.
+    """
+    return grid.round(restore(stored, scheme).float())
+
+
+def latent_start(original: Tensor | None, rounded: Tensor, grid: Grid) -> Tensor:
+    """The initial latent weight: the one nearest the original that rounds to the same codes.
 
     Starting in the middle of a cell, a weight would have to move half a step before its code changes.
 
     Args:
         original: the weight before it was rounded; None if unknown.
-        stored: the tensors of the rounded one, by local name.
-        scheme: how they are to be read.
-        grid: their grid.
+        rounded: its values on the grid.
+        grid: the grid.
     """
-    rounded = grid.round(restore(stored, scheme).float())  # transformers restores it in fewer bits
     if original is None:
         return rounded
     below, above = (_flat(each * grid.step.abs().unsqueeze(-1), rounded) for each in _cells(rounded, grid))

@@ -26,10 +26,34 @@ def test_it_is_a_recipe_of_fewer_blocks_and_total_variation_on_the_models_own_te
 
 
 @pytest.mark.parametrize(
+    ("scheme", "blocks", "method", "drafter"), [("W4in8", None, "nested", "nested"), ("W4A16", 6, "gptq", "result")]
+)
+def test_rounded_weights_learn_where_all_blocks_stay(
+    scheme: str, blocks: int | None, method: str, drafter: str, tmp_path: Path
+) -> None:
+    recipe = drafter_recipe(
+        "builtin:smelt-6m", output=str(tmp_path / "out"), tokens="20k", scheme=scheme, blocks=blocks
+    )
+    plan = Plan.make(recipe)
+    assert plan.problems == []
+    (step,) = (step.model_dump(mode="json")["quantize"] for step in plan.recipe.steps)
+    assert step["scheme"] == scheme.upper()
+    assert step["rounding"]["method"] == method
+    assert step["ignore"] == []
+    assert step["train"]["loss"]["method"] == "forward_kl"
+    assert step["train"]["data"]["writer"] == "teacher"
+    assert plan.recipe.evaluate
+    assert plan.recipe.evaluate.drafter == drafter
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ([], "give --for-drafting"),
-        (["--for-drafting", "--blocks", "6"], "has 6 blocks; keep at least 1 and at most 5"),
+        (["--for-drafting", "--blocks", "6"], "that is all of builtin:smelt-6m; keep fewer, or give a --scheme"),
+        (["--for-drafting", "--blocks", "7", "--scheme", "W4A16"], "has 6 blocks; keep at least 1 of them"),
+        (["--for-drafting", "--blocks", "3", "--scheme", "W4in8"], "with W4in8 the model drafts for itself"),
+        (["--for-drafting", "--scheme", "W4in8", "--learning-rate", "0"], "greater than 0"),
         (["--for-drafting", "--tokens", "many"], "'many' is not a number of tokens"),
         (["--for-drafting", "--scheme", "W9"], "unknown scheme 'W9'"),
         (["--for-drafting", "--learning-rate", "-1"], "greater than 0"),

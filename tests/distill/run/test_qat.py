@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from safetensors.torch import load_file
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.evaluation.scoring.runtime_reader import RuntimeReader
@@ -140,6 +141,41 @@ def test_lora_trains_the_products_and_nothing_else(trained: Make, tiny: Callable
     plain = plain.model_copy(update={"output": recipe.output + "-plain"})
     kept = load_file(run(plain, progress=False).checkpoint / "model.safetensors")
     assert any(not torch.equal(found[name], kept[name]) for name in found if name.endswith("weight_packed"))
+
+
+@pytest.mark.parametrize("lora", [None, pytest.param(4, marks=pytest.mark.slow)])
+def test_upper_bits_learn_to_draft_and_all_bits_stay_near_the_original(
+    lora: int | None, trained: Make, tiny: Callable[..., Path], logits: list[Tensor], tmp_path: Path
+) -> None:
+    path, give = tiny("qwen2"), 0.25  # which has biases
+    quantize = {
+        "scheme": "W4in8", "group_size": 32, "rounding": {"method": "nested", "give": give}, "ignore": [],
+        "overrides": [{"targets": ["re:.*o_proj"], "rounding": "nearest"}],
+    }  # fmt: skip
+    result = run(trained(path, {"lora": lora, "learning_rate": 3e-3}, **quantize), progress=False)
+    plain = trained(path, **quantize).model_dump(mode="json")
+    plain["steps"][0]["quantize"]["train"] = None
+    untrained = run(Recipe.model_validate({**plain, "output": str(tmp_path / "plain")}), progress=False)
+    found, before, original = (
+        load_file(each / "model.safetensors") for each in (result.checkpoint, untrained.checkpoint, path)
+    )
+    learned = {name for name in found if not torch.equal(found[name], before[name])}
+    rounded = {name for name in found if name.endswith("weight_packed")}
+    assert learned == {name for name in rounded if "o_proj" not in name}
+    # All bits are near the original, and training computed with the upper ones alone, as a drafter will.
+    model = from_transformers(path)
+    for name in rounded:
+        linear = name.removesuffix(".weight_packed")
+        scale = found[f"{linear}.weight_scale"].float().repeat_interleave(32, 1)
+        codes = unpack_from_int32(found[name], 8, torch.Size(scale.shape))
+        key = f"{linear}.weight" if f"{linear}.weight" in original else "model.embed_tokens.weight"  # a tied head
+        exact = (original[key].float() / scale).clamp(-128, 127)
+        assert ((codes - exact).abs() <= give * 16 + 1.01).all(), name
+        upper = ((codes.int() >> 4) * 16 + 8) * scale
+        model.get_submodule(linear).weight = torch.nn.Parameter(upper, requires_grad=False)
+    with torch.no_grad():
+        _assert_agree(model(input_ids=TOKENS).logits, logits[0], 0.99)
+    assert any("upper four of 8 bits" in note for note in result.report.models[-1].warnings)
 
 
 def test_pruned_and_quantized_together_keeps_the_zeros(trained: Make, tiny: Callable[..., Path]) -> None:

@@ -64,6 +64,7 @@ CASES = {
     "hidden states, attention": Case("llama", _distill(hidden=1.0, attention=1.0)),
     "on policy": Case("llama", _distill(data={"writer": "student", "prompt": 8, "share": 0.5})),
     "rounded": Case("llama", _quantize("W3A16")),
+    "upper bits": Case("llama", _quantize("W4in8")),
     "small states: one, then two": Case("llama", _distill(small_states=True), one_stops=3),
     "small states: two, then one": Case("llama", _distill(small_states=True), two_stop=3),
     "copies, then one": Case("llama", _distill(average=0.8), "copies", two_stop=3),

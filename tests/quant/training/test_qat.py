@@ -9,7 +9,7 @@ from smelt.quant.rounding import METHODS
 from smelt.quant.scheme import Scheme, resolve
 from smelt.quant.scheme_names import SUPPORTED
 from smelt.quant.stored.compressed_tensors import restore
-from smelt.quant.training.qat import QatLinear, latent_start, stored_grid
+from smelt.quant.training.qat import QatLinear, latent_start, stored_grid, stored_values
 from torch import Tensor
 
 ROWS, COLUMNS = 48, 256
@@ -28,7 +28,7 @@ def _rounded(scheme: Scheme, weight: Tensor, stored: torch.dtype) -> tuple[dict[
 
 def _linear(scheme: Scheme, stored: torch.dtype = torch.float32, **changes: object) -> QatLinear:
     tensors, grid = _rounded(scheme, _weight(), stored)
-    latent = latent_start(_weight(), tensors, scheme, grid)
+    latent = latent_start(_weight(), stored_values(tensors, scheme, grid), grid)
     return QatLinear(latent, grid, stored, torch.float32, **changes)  # type: ignore[arg-type]
 
 
@@ -95,7 +95,7 @@ def test_gradients_are_those_of_clamping_and_of_rounding_straight_through(name: 
 def test_training_begins_in_the_cells_of_codes_that_another_method_chose() -> None:
     scheme, weight = resolve("W2A16", 64), _weight()
     tensors, grid = _rounded(scheme, weight + 0.03 * _weight(1), torch.float32)  # codes that are not the nearest
-    latent = latent_start(weight, tensors, scheme, grid)
+    latent = latent_start(weight, stored_values(tensors, scheme, grid), grid)
     assert torch.equal(grid.round(latent), restore(tensors, scheme))
     far = (latent - weight).abs()
     assert far.mean() < (restore(tensors, scheme) - weight).abs().mean()
@@ -107,13 +107,13 @@ def test_training_begins_near_the_original_and_not_at_an_edge(name: str) -> None
     scheme, weight = resolve(name), _weight().to(torch.bfloat16).float()
     tensors, grid = _rounded(scheme, weight, torch.bfloat16)
     codes = grid.round(restore(tensors, scheme).float())
-    latent = latent_start(weight, tensors, scheme, grid)
+    latent = latent_start(weight, stored_values(tensors, scheme, grid), grid)
     assert torch.equal(grid.round(latent), codes)
     far, before = (latent - weight).abs(), (codes - weight).abs()
     assert (far <= before * (1 + 1e-5)).all()
     assert far.mean() < 0.15 * before.mean()
     # So do weights for which another method chose a code that is not the nearest.
-    assert torch.equal(grid.round(latent_start(weight + 2 * (weight - codes), tensors, scheme, grid)), codes)
+    assert torch.equal(grid.round(latent_start(weight + 2 * (weight - codes), codes, grid)), codes)
 
 
 @pytest.mark.parametrize("rank", [None, 4])
@@ -146,7 +146,7 @@ def test_pruned_weights_stay_zero_beside_a_product() -> None:
     scheme, weight = resolve("W4A16", 64), _weight()
     weight[:, ::2] = 0
     tensors, grid = _rounded(scheme, weight, torch.float32)
-    latent = latent_start(weight, tensors, scheme, grid)
+    latent = latent_start(weight, stored_values(tensors, scheme, grid), grid)
     linear = QatLinear(latent, grid, torch.float32, torch.float32, rank=4, stays=weight != 0)
     assert linear.up is not None
     with torch.no_grad():
