@@ -40,8 +40,8 @@ def drafter_recipe(
 
     Either some of its blocks are removed and the rest is distilled, or its weights are rounded and trained while they are. Scheme W4in8 makes the
     whole model anew, with a drafter in its upper bits. The text is the model's own: there the drafter will have to agree with it. The loss of fewer
-    blocks is the total variation, which is the share of draft tokens that exact verification rejects (DistillSpec, arXiv:2310.08461); of rounded
-    weights, with which it makes no difference, it is that of quantization-aware training, forward KL.
+    blocks is the total variation, which is the share of draft tokens that exact verification rejects (DistillSpec, arXiv:2310.08461).
+    Rounded weights learn by forward KL, as in all quantization-aware training: it gave smelt-6m the same agreement.
 
     Args:
         model: a directory, hub name or builtin.
