@@ -54,6 +54,21 @@ def linears(results: Any) -> str:
     )
 
 
+def two_checkouts(results: Any) -> str:
+    """This checkout's kernels beside another's."""
+    by_kind: dict[tuple[str, int], dict[int, float]] = {}
+    for row in results["rows"]:
+        by_kind.setdefault((row["kind"], row["columns"]), {})[row["rows"]] = row["ratio"]
+    counts = list(next(iter(by_kind.values())))
+    head = ("codes", "length of rows", *(f"{count} row{'s' if count != 1 else ''}" for count in counts))
+    lines = [(kind, str(columns), *(f"{ratios[n]:.2f}" for n in counts)) for (kind, columns), ratios in by_kind.items()]
+    bits = "All results have the same bits" if results["same_bits"] else "Results differ"
+    return (
+        f"Times beside those of commit {results['other']}, medians of {results['turns']} turns, in which either came first. {bits}.\n\n"
+        + markdown(head, lines)
+    )
+
+
 def small(results: Any) -> str:
     """A model that the cache holds."""
     ours, theirs = results["smelt-6m"], results["smelt-6m transformers"]
@@ -170,6 +185,7 @@ TABLES = {
     "runtime, smelt-6m": ResultsTable("runtime_cpu", small),
     "vllm": ResultsTable("runtime_cpu_vllm", vllm),
     "linears of a CPU": ResultsTable("cpu_linears", linears),
+    "two checkouts, AVX2": ResultsTable("kernels_avx2", two_checkouts),
     "reproducible": ResultsTable("reproducible", reproducible),
     "busy neighbour": ResultsTable("busy_neighbour", busy),
     "simulator": ResultsTable("simulator", simulator),

@@ -17,6 +17,7 @@
 #undef _mm512_inserti64x4
 #undef _mm512_mask_cmp_ps_mask
 #undef _mm512_roundscale_ps
+#undef _mm512_setr_epi32
 #undef _mm512_shuffle_f32x4
 #undef _mm512_shuffle_ps
 

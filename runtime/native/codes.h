@@ -62,13 +62,14 @@ inline __m512 scales_at(const void* scales, int64_t place) {
 //
 // With two parts, inputs are integers of 16 bits: how many times 256 they are is a row of its own here, and the rest the next one. Scales
 // are powers of two, so that bfloat16 numbers down to a 64th of their group's largest are not changed. A group has up to 128 columns then.
-// Where codes have 16 bits themselves they stand in one row, and columns 1 and 2 of each 4 in the other order (words.h).
+// Where codes have 16 bits themselves they stand in one row, and columns 1 and 2 of each 4 in the other order (panels.h).
 //
-// Such rows stand in panels of up to `most`; a panel holds [4 columns][row][4 codes], so that a step of the loop over columns
-// reads one stretch of memory, whatever the number of rows. Room is made for a multiple of `multiple` rows.
+// Such rows stand in panels of up to `most`; a panel holds [4 columns][row][4 codes], or of 16 bits [2 columns][row][2 codes], so that a step of
+// the loop over columns reads one stretch of memory, whatever the number of rows. Room is made for a multiple of `multiple` rows.
 template <class Code>
 struct Rounded {
     static constexpr bool kWide = sizeof(Code) == 2;
+    static constexpr int64_t kStep = 4 / sizeof(Code);  // columns
     static constexpr int kExponent = 14;        // of the largest number of 16 bits, of which one is the sign
     static constexpr float kLargest = 32639.0f;  // that has two parts of int8
 
@@ -88,8 +89,8 @@ struct Rounded {
         scales.resize(rows * groups);
         less.resize(rows * groups);
         spread(threads, rows * groups, std::max<int64_t>(1, 16384 / group), [&](int64_t i) {
-            const int64_t row = i / groups, g = i % groups, panel = row / height, stride = 4 * apart * height_of(panel);
-            Code* to = codes.data() + apart * (panel * height * columns + 4 * (row - panel * height)) + g * group / 4 * stride;
+            const int64_t row = i / groups, g = i % groups, panel = row / height, stride = kStep * apart * height_of(panel);
+            Code* to = codes.data() + apart * (panel * height * columns + kStep * (row - panel * height)) + g * group / kStep * stride;
             const bf16* from = x + row * columns + g * group;
             if (parts == 2) return split_group(from, to, stride, i);
             fixed > 0 ? round_group<true>(from, to, stride, i) : round_group<false>(from, to, stride, i);
@@ -121,7 +122,8 @@ struct Rounded {
         } else {
             _mm_store_si128((__m128i*)each, _mm512_cvtepi32_epi8(values));
         }
-        for (int64_t i = 0; i < std::min<int64_t>(4, (group - k) / 4); i++) std::memcpy(to + (k / 4 + i) * stride, each + 4 * i, 4 * sizeof(Code));
+        const int64_t steps = std::min<int64_t>(16, group - k) / kStep;
+        for (int64_t i = 0; i < steps; i++) std::memcpy(to + (k / kStep + i) * stride, each + kStep * i, 4);
     }
 
     template <bool kFixed>

@@ -3,16 +3,16 @@
 // A weight is kept in tiles of 32 outputs. A tile holds its codes in steps of 4 columns (8 bits) or 8 columns (4 bits);
 // a step is two vectors of 64 bytes: 16 outputs times 4 bytes. In a byte of two 4 bit codes the lower one is of column b,
 // the upper one of column 4 + b. Codes are unsigned and have a zero-point; scales stand as [tile][group][32].
-// So one vector instruction (vpdpbusd) multiplies 4 columns of 16 outputs, and a row's inputs are broadcast. Where it is missing, 8 bits are
-// multiplied by inputs of 16 as words.h says.
+// So one vector instruction (vpdpbusd) multiplies 4 columns of 16 outputs, and a row's inputs are broadcast. Where it is missing, many rows are
+// multiplied as panels.h says.
 //
 // Codes of 8 bits may stand in two planes, of their upper and of their lower four bits, each as codes of 4 bits stand. Who needs but
 // the upper ones, such as a drafter, reads half of the memory.
-#include "words.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <vector>
+
+#include "words.h"
 
 namespace smelt {
 namespace {
@@ -33,11 +33,9 @@ constexpr int kPaired = 4;
 constexpr int kPaired = 1;
 #endif
 constexpr int paired(Form form, int64_t columns) {
+    if (kPaired == 1 && form == kPlanes) return 0;  // two planes are two streams already
     return std::min(kPaired, form == kEight ? 4 : (form == kFour ? 1 : 3) + (columns < 4096 ? 0 : 1));
 }
-
-template <bool kByWords>
-using Inputs = Rounded<std::conditional_t<kByWords, int16_t, int8_t>>;
 
 template <Form kForm>
 inline __m512i add_products(__m512i sum, __m512i codes, __m512i inputs) {
@@ -194,17 +192,10 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded<int8_t>& x, in
     }
 }
 
-// How many rows a panel may have, and how many of int8 or of 16 bits a row is.
-template <int kParts, bool kByWords>
-constexpr int highest = kByWords ? kWordRows : kParts == 1 ? kTall : kPanel / kParts;
-template <int kParts, bool kByWords>
-constexpr int apart = kByWords ? 1 : kParts;
-
-template <Form kForm, int kParts, bool kByWords, class Scale>
-void panel_by_two_tiles(const Codes& w, const Inputs<kByWords>& x, int64_t tile, bf16* out) {
+template <Form kForm, int kParts, class Scale>
+void panel_by_two_tiles(const Codes& w, const Rounded<int8_t>& x, int64_t tile, bf16* out) {
     const auto rows = [&]<int kRows>() {
-        if constexpr (kRows * apart<kParts, kByWords> > kPaired) std::abort();  // paired() allows no more
-        else if constexpr (kByWords) words_by_tiles<kForm, kRows, 4, 2, Scale>(w, x, 0, tile, nullptr, 0, kPairsAhead, out);
+        if constexpr (kRows * kParts > kPaired) std::abort();  // paired() allows no more
         else rows_by_tiles<kForm, kRows, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
     };
     switch (x.rows) {
@@ -215,16 +206,14 @@ void panel_by_two_tiles(const Codes& w, const Inputs<kByWords>& x, int64_t tile,
     }
 }
 
-template <Form kForm, int kParts, bool kByWords, class Scale>
-void panel_by_tile(const Codes& w, const Inputs<kByWords>& x, int64_t panel, int64_t place, int64_t panels, int64_t tile, bf16* out) {
+template <Form kForm, int kParts, class Scale>
+void panel_by_tile(const Codes& w, const Rounded<int8_t>& x, int64_t panel, int64_t place, int64_t panels, int64_t tile, bf16* out) {
     const int64_t row = panel * x.height;
     // With several panels, each asks for its part of the next tile; with one, memory is waited for anyway.
     const int64_t bytes = w.columns * kTile * bits_of(kForm) / 8, step = panels > 1 ? std::max<int64_t>(1, 128 / panels) : 0;
     const uint8_t* next = w.codes + (tile + 1) * bytes + place * bytes / panels;
     const auto rows = [&]<int kRows>() {
-        if constexpr (kRows > highest<kParts, kByWords>) std::abort();  // no panel is higher
-        else if constexpr (kByWords)
-            words_by_tiles<kForm, kRows, kRows <= kFewRows ? 2 : 1, 1, Scale>(w, x, row, tile, next, step, ahead_of(kForm), out);
+        if constexpr (kRows > (kParts == 1 ? kTall : kPanel / kParts)) std::abort();  // no panel is higher
         else rows_by_tiles<kForm, kRows, kParts, 1, Scale>(w, x, row, tile, next, step, out);
     };
     switch (x.height_of(panel)) {
@@ -244,17 +233,17 @@ inline int64_t piece_of(const Codes& w, int64_t tiles, int threads) {
     return std::max<int64_t>(1, std::min(tiles / (8 * threads), std::max<int64_t>(4, kPiece * 8 / (w.columns * kTile * w.bits))));
 }
 
-template <Form kForm, int kParts, bool kByWords, class Scale>
+template <Form kForm, int kParts, class Scale>
 void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    const bool tall = kByWords || (kForm != kFour && kParts == 1 && rows <= 2 * kTall);
-    const int most = tall ? highest<kParts, kByWords> : kPanel / kParts * kParts;
-    const Inputs<kByWords> rounded(x, rows, w.columns, group, kParts, most, most, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
+    const bool tall = kForm != kFour && kParts == 1 && rows <= 2 * kTall;
+    const int most = tall ? kTall : kPanel / kParts * kParts;
+    const Rounded<int8_t> rounded(x, rows, w.columns, group, kParts, most, most, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
     const int64_t piece = piece_of(w, tiles, threads);
-    if (apart<kParts, kByWords> * rows <= paired(kForm, w.columns) && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
+    if (kParts * rows <= paired(kForm, w.columns) && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
         spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
-            if (2 * pair + 1 < tiles) return panel_by_two_tiles<kForm, kParts, kByWords, Scale>(w, rounded, 2 * pair, out);
-            panel_by_tile<kForm, kParts, kByWords, Scale>(w, rounded, 0, 0, 1, 2 * pair, out);
+            if (2 * pair + 1 < tiles) return panel_by_two_tiles<kForm, kParts, Scale>(w, rounded, 2 * pair, out);
+            panel_by_tile<kForm, kParts, Scale>(w, rounded, 0, 0, 1, 2 * pair, out);
         });
         return;
     }
@@ -264,21 +253,53 @@ void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* 
     spread(threads, rounds * tiles, piece, [&](int64_t i) {
         const int64_t begin = i / tiles * together, end = std::min(begin + together, rounded.panels);
         for (int64_t panel = begin; panel < end; panel++)
-            panel_by_tile<kForm, kParts, kByWords, Scale>(w, rounded, panel, panel - begin, end - begin, i % tiles, out);
+            panel_by_tile<kForm, kParts, Scale>(w, rounded, panel, panel - begin, end - begin, i % tiles, out);
     });
 }
 
+#if defined(SMELT_PANELS)
+template <Form kForm, class Scale>
+void multiply_words(const Codes& w, const Rounded<int16_t>& x, int64_t tiles, int64_t piece, bf16* out, int threads) {
+    if (x.rows == 2) return spread(threads, tiles, piece, [&](int64_t tile) { words_by_tiles<kForm, 2, 1, Scale>(w, x, tile, out); });
+    if (tiles < 4 * threads) return spread(threads, tiles, piece, [&](int64_t tile) { words_by_tiles<kForm, 1, 1, Scale>(w, x, tile, out); });
+    spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
+        if (2 * pair + 1 < tiles) return words_by_tiles<kForm, 1, 2, Scale>(w, x, 2 * pair, out);
+        words_by_tiles<kForm, 1, 1, Scale>(w, x, 2 * pair, out);
+    });
+}
+
+// With codes of 8 bits, inputs of two parts are of 16 bits in one.
+template <Form kForm, int kParts, class Scale>
+void multiply_panels(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
+    using Code = std::conditional_t<kForm == kFour, int8_t, int16_t>;
+    constexpr int64_t kApart = kForm == kFour ? kParts : 1;
+    const Rounded<Code> rounded(x, rows, w.columns, group, kParts, kPanelRows, 1, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
+    const int64_t tiles = (w.outputs + kTile - 1) / kTile, piece = piece_of(w, tiles, threads);
+    if constexpr (kForm != kFour)
+        if (rows <= 2) return multiply_words<kForm, Scale>(w, rounded, tiles, piece, out, threads);
+    const int64_t fit = (384 << 10) / (w.columns * kApart * int64_t(sizeof(Code)));
+    const int64_t together = std::max<int64_t>(1, std::min(kTogetherRows, fit) / rounded.height);
+    const int64_t rounds = (rounded.panels + together - 1) / together;
+    spread(threads, rounds * tiles, piece, [&](int64_t i) {
+        const int64_t begin = i / tiles * together, end = std::min(begin + together, rounded.panels);
+        panels_by_tile<kForm, kApart, Code, Scale>(w, rounded, begin, end, i % tiles, out);
+    });
+}
+
+// Up to so many rows it takes no longer to multiply bytes as they stand.
+constexpr int64_t few_rows(Form form, int parts) { return parts == 1 ? 3 : form == kFour ? 1 : 0; }
+#endif
+
 template <Form kForm>
 void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, int parts, bf16* out, int threads) {
-    constexpr bool kMayWiden = kWords && kForm != kFour;
-    constexpr int64_t few = kForm == kPlanes ? kPanel : 16;  // up to here int8 takes no longer
-    const auto by = [&]<int kParts, bool kByWords>() {
-        w.wide_scales ? multiply<kForm, kParts, kByWords, float>(w, x, rows, group, out, threads)
-                      : multiply<kForm, kParts, kByWords, bf16>(w, x, rows, group, out, threads);
+    const auto by = [&]<int kParts, class Scale>() {
+#if defined(SMELT_PANELS)
+        if (rows > few_rows(kForm, kParts)) return multiply_panels<kForm, kParts, Scale>(w, x, rows, group, out, threads);
+#endif
+        multiply<kForm, kParts, Scale>(w, x, rows, group, out, threads);
     };
-    if (parts == 2) return by.template operator()<2, kMayWiden>();
-    // Of 16 bits more rows are in a panel, for which codes are unpacked once.
-    kMayWiden && rows > few ? by.template operator()<1, kMayWiden>() : by.template operator()<1, false>();
+    if (parts == 2) return w.wide_scales ? by.template operator()<2, float>() : by.template operator()<2, bf16>();
+    w.wide_scales ? by.template operator()<1, float>() : by.template operator()<1, bf16>();
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
-"""The kernels as processors without AVX-512 run them, on one that has it."""
+"""The kernels as processors without AVX-512 run them, on one that has it; and as another compiler makes them."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +36,19 @@ def test_they_pass_the_same_tests(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-2000:]
     assert list(tmp_path.glob("smelt/*/smelt_native.so"))
+
+
+@pytest.mark.slow  # compiles all kernels again
+def test_clang_compiles_them_to_the_same(tmp_path: Path) -> None:
+    if shutil.which("clang++") is None:
+        pytest.skip("no clang++ here")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "0", "-q", "-rs", "-m", "not slow", str(HERE / "test_native.py")],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path), "CXX": "clang++"},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=HERE.parents[2],
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "cannot be compiled" not in done.stdout, done.stdout[-2000:]

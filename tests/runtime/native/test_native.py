@@ -55,13 +55,13 @@ def test_sums_of_the_largest_codes_and_inputs(compiled: ModuleType, bits: int, g
     half = 1 << (bits - 1)
     codes = torch.tensor([half - 1, -half], dtype=torch.int8)[:, None].expand(2, 256).repeat(20, 1)
     matrix = Matrix(codes, f"int{bits} g{group}", bits, torch.ones(40, 256 // group))
-    x = torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None].expand(4, 256).bfloat16()
+    x = torch.tensor([1.0, -1.0]).repeat(4)[:, None].expand(8, 256).bfloat16()
     expected = x.double() @ codes.double().T
     linears = [CodesLinear(compiled, matrix, None, exact=exact, few_exact=exact) for exact in (False, True)]
     if bits == 8:
         linears.append(CodesLinear(compiled, matrix, None, exact=False, few_exact=False, planes=True))
     for linear in linears:
-        for rows in range(1, 5):
+        for rows in range(1, 9):
             assert relative_error(linear(x[:rows]), expected[:rows]) < 0.01
 
 
@@ -86,6 +86,25 @@ def test_rows_of_codes_do_not_depend_on_each_other(
         for rows in range(1, 18):
             assert torch.equal(linear(x[:rows]), found[:rows])
             assert torch.equal(linear(x[-rows:]), found[-rows:])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("columns", "group"), [(320, 320), (2048, 128)])
+def test_more_rows_than_a_tile_is_read_for(
+    compiled: ModuleType, bits: int, exact: bool, columns: int, group: int
+) -> None:
+    matrix = coded_matrix(bits, 75, columns, group, asymmetric=False, dtype=torch.bfloat16)
+    x = randn(211, columns, seed=2).bfloat16()
+    linears = [CodesLinear(compiled, matrix, None, exact=exact, few_exact=exact)]
+    if bits == 8:
+        planes = CodesLinear(compiled, matrix, None, exact=exact, few_exact=exact, planes=True)
+        upper = planes.upper()
+        assert upper is not None
+        linears += [planes, upper]
+    for linear in linears:
+        by_row = torch.cat([linear(row) for row in x.split(1)])
+        assert torch.equal(linear(x), by_row)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
