@@ -10,7 +10,7 @@
 #if defined(SMELT_PANELS)
 namespace smelt {
 
-constexpr int64_t kStretch = 128;       // columns
+constexpr int64_t kStretch = 128;      // columns
 constexpr int64_t kTogetherRows = 96;  // that a tile is read for
 
 // Codes of 8 bits from those of two planes, as they would stand without planes.
