@@ -3,7 +3,7 @@
     git worktree add /tmp/other COMMIT
     python -m benchmarks.cpu.two_checkouts --other /tmp/other [--turns 5] [--rows 1 2 3 4 5 6 8 16 64] [--results NAME]
 
-Both take turns, each turn in a process of its own; first one goes first, then the other.
+Both take turns, each turn in a process of its own, and in every other turn this one comes first.
 """
 
 from __future__ import annotations
