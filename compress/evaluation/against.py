@@ -43,8 +43,10 @@ def against(
     if baseline.text and model.text:
         fields |= _text_changes(baseline.text, model.text)
     if baseline.speed and model.speed and _same_load(baseline.speed, model.speed):
-        fields |= _speed_changes(baseline.speed, model.speed)
-        fields["reasons"] = reasons(baseline.speed, model.speed, machine)
+        changes = _speed_changes(baseline.speed, model.speed)
+        decode, prefill = changes["decode"].ratio, changes["prefill"].ratio
+        fields |= changes
+        fields["reasons"] = reasons(baseline.speed, model.speed, machine, decode=decode, prefill=prefill)
     return Against(
         **fields,
         tasks=[

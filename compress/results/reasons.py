@@ -13,11 +13,12 @@ _CLOSE = 0.07
 _SAME = 0.005
 
 
-def reasons(baseline: Speed, model: Speed, machine: Machine) -> list[str]:
+def reasons(baseline: Speed, model: Speed, machine: Machine, *, decode: float, prefill: float) -> list[str]:
     """Sentences about decoding and about prompts.
 
     Args:
         baseline, model: speeds under the same load.
+        decode, prefill: how many times as fast as the baseline the model was measured to be.
         machine: whose bandwidth and products the limits come from.
 
     Returns:
@@ -25,19 +26,18 @@ def reasons(baseline: Speed, model: Speed, machine: Machine) -> list[str]:
     """
     if not baseline.decode_bytes_per_token or not model.decode_bytes_per_token:
         return []
-    found = [_decoding(baseline, model)]
+    found = [_decoding(baseline, model, decode)]
     if model.decode_bytes_per_token < _CACHED:
         found.append("Weights this small partly stay in the processor's caches, which are faster than memory.")
     if baseline.prefill_of_limit is not None and model.prefill_of_limit is not None:
-        found.append(_prompts(baseline, model, machine))
+        found.append(_prompts(baseline, model, machine, prefill))
     return found
 
 
-def _decoding(baseline: Speed, model: Speed) -> str:
+def _decoding(baseline: Speed, model: Speed, measured: float) -> str:
     assert baseline.decode_bytes_per_token is not None
     assert model.decode_bytes_per_token is not None
     predicted = baseline.decode_bytes_per_token / model.decode_bytes_per_token
-    measured = model.decode_rate.median / baseline.decode_rate.median
     if model.decode_bytes_per_token == baseline.decode_bytes_per_token:
         reading = f"A token reads {human_bytes(model.decode_bytes_per_token)} of weights in both, so memory predicts no speedup"
     else:
@@ -64,10 +64,9 @@ def _decoding(baseline: Speed, model: Speed) -> str:
     return f"{reading}; {measured:.2f}× was measured: {why}."
 
 
-def _prompts(baseline: Speed, model: Speed, machine: Machine) -> str:
+def _prompts(baseline: Speed, model: Speed, machine: Machine, measured: float) -> str:
     assert baseline.prefill_of_limit is not None
     assert model.prefill_of_limit is not None
-    measured = model.prefill_rate.median / baseline.prefill_rate.median
     # The limits are this machine's rate over each model's products.
     fewer = 1 - baseline.prefill_limit / model.prefill_limit if baseline.prefill_limit and model.prefill_limit else 0.0
     saved = (

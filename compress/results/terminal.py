@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .result import ModelResult
+from .result import Change, ModelResult
 from .tasks import is_worse, primary_tasks
 from .wording import (
     bytes_,
@@ -115,7 +115,7 @@ def _speed_lines(baseline: ModelResult, model: ModelResult, colour: bool) -> lis
     if model.speed is None or baseline.speed is None or against.decode is None:
         return []
     parts = [
-        f"{what} {number(theirs.median)} -> {rate(mine.median)} ({speedup(change.ratio)}{_comma(noise(change))})"
+        f"{what} {number(theirs.median)} -> {rate(mine.median)} ({speedup(change.ratio)}{_bounds(change)})"
         for what, change, mine, theirs in (
             ("decode", against.decode, model.speed.decode_rate, baseline.speed.decode_rate),
             ("prompts", against.prefill, model.speed.prefill_rate, baseline.speed.prefill_rate),
@@ -148,6 +148,12 @@ def drafts(model: ModelResult) -> list[str]:
             notes.append(f"{load.requests - load.same_answers} of {load.requests} answers differ")
         loads.append(f"{load.concurrency} at once {speedup(load.speedup.ratio)} ({', '.join(filter(None, notes))})")
     return [f"drafts:   {model.name} with {found.drafter} drafting: {'; '.join(loads)}", f"          {found.verdict}"]
+
+
+def _bounds(change: Change) -> str:
+    if change.interval is None:
+        return ""
+    return f", 95% {interval(change.interval, factor)}{_comma(noise(change))}"
 
 
 def _comma(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...results import wording
 from ...results.report import ReportData
-from ...results.result import ModelResult
+from ...results.result import Against, ModelResult, Speed
 from .table import Cell, Row, Table, table
 
 
@@ -21,11 +21,17 @@ def models_table(report: ReportData) -> Table | None:
             None if size is None else Cell(wording.fixed(size.bits_per_weight, 2), size.bits_per_weight),
             None if linear is None else Cell(wording.fixed(linear, 2), linear),
             None if text is None else Cell(wording.perplexity(text.perplexity), text.perplexity),
-            None if speed is None else Cell(wording.number(speed.decode_rate.median), speed.decode_rate.median),
+            None if speed is None else _decoding(speed, model.against),
         ]
         rows.append((i, cells))
     heads = ["model", "scheme", "checkpoint", "bits per weight", "in quantized linears", "perplexity"]
     return table("Models", [*heads, "decode, tokens/s"], rows, words=["scheme"])
+
+
+def _decoding(speed: Speed, against: Against | None) -> Cell:
+    change = against.decode if against is not None else None
+    median = speed.decode_rate.median
+    return Cell(wording.number(median), median, notes=() if change is None else (wording.speedup(change.ratio),))
 
 
 def named(report: ReportData, model: ModelResult) -> Cell:

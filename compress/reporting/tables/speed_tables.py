@@ -145,7 +145,11 @@ def _shape(report: ReportData) -> str:
     if not speeds:
         return ""
     shapes = {f"prompts of {s.prompt} tokens, {s.generate} generated" for s in speeds}
-    turns = "The models took turns." if all(s.interleaved for s in speeds) and len(speeds) > 1 else ""
+    turns = (
+        "The models took turns, and a speedup is the median of turns beside the baseline's, not the ratio of both medians."
+        if all(s.interleaved for s in speeds) and len(speeds) > 1
+        else ""
+    )
     ranges = any(len(s.decode_rate.values) > 1 for s in speeds)
     said = f"{'; '.join(sorted(shapes)).capitalize()}. {turns}"
     if ranges:
