@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class SchemeFields(NamedTuple):
@@ -89,6 +89,27 @@ def check(name: str, group_size: int | None = None, inputs: str | None = None) -
         raise ValueError(f"scheme {name} has no 8-bit inputs, so it cannot have {inputs} scales; remove the field")
     if inputs == "static_asymmetric" and choices.inputs != "int":
         raise ValueError(f"scheme {name} has no zero-points; use inputs: static")
+
+
+def with_own_rounding(fields: Any) -> Any:
+    """Settings as a recipe gives them, with the rounding that their scheme brings along where they name none."""
+    if isinstance(fields, dict) and fields.get("rounding") is None and isinstance(fields.get("scheme"), str):
+        own = OWN_ROUNDING.get(fields["scheme"].upper())
+        return fields if own is None else {**fields, "rounding": own}
+    return fields
+
+
+def check_rounding(name: str, method: str) -> None:
+    """See to it that a rounding method writes what a scheme promises.
+
+    Raises:
+        ValueError: it does not.
+    """
+    own = OWN_ROUNDING.get(name)
+    if own is not None and method not in (own, "nearest"):
+        raise ValueError(f"scheme {name} is rounded by {own} or nearest, not by {method}")
+    if method == "nested" and name not in NESTED:
+        raise ValueError(f"rounding nested is for scheme W4in8 or W8A16, not for {name}")
 
 
 def settled(name: str, group_size: int | None) -> tuple[str, int | None]:

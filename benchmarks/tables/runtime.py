@@ -54,6 +54,17 @@ def linears(results: Any) -> str:
     )
 
 
+def two_checkouts_models(results: Any) -> str:
+    """Whole models with this checkout beside another."""
+    by_model: dict[str, dict[str, float]] = {}
+    for row in results["rows"]:
+        by_model.setdefault(row["model"], {})[row["load"]] = row["ratio"]
+    loads = list(next(iter(by_model.values())))
+    lines = [(model, *(f"{ratios[load]:.2f}" for load in loads)) for model, ratios in by_model.items()]
+    tokens = "All tokens are the same" if results["same_bits"] else "Tokens differ"
+    return _beside(results, tokens) + markdown(("model", *loads), lines)
+
+
 def two_checkouts(results: Any) -> str:
     """This checkout's kernels beside another's."""
     by_kind: dict[tuple[str, int], dict[int, float]] = {}
@@ -63,10 +74,12 @@ def two_checkouts(results: Any) -> str:
     head = ("codes", "length of rows", *(f"{count} row{'s' if count != 1 else ''}" for count in counts))
     lines = [(kind, str(columns), *(f"{ratios[n]:.2f}" for n in counts)) for (kind, columns), ratios in by_kind.items()]
     bits = "All results have the same bits" if results["same_bits"] else "Results differ"
-    return (
-        f"Times beside those of commit {results['other']}, medians of {results['turns']} turns, in which either came first. {bits}.\n\n"
-        + markdown(head, lines)
-    )
+    return _beside(results, bits) + markdown(head, lines)
+
+
+def _beside(results: Any, same: str) -> str:
+    turns = f"medians of {results['turns']} turns, in which either came first"
+    return f"Times beside those of commit {results['other']}, {turns}. {same}.\n\n"
 
 
 def small(results: Any) -> str:

@@ -52,7 +52,7 @@ def evaluate(
         baseline: a checkpoint to compare with, measured in the same run; or an earlier ``report.json``, whose baseline
             (or only model) is used without measuring again.
         servers: models behind servers, to be measured too.
-        settings: what to measure; by default the builtin text, samples and no tasks and no speed.
+        settings: what to measure; by default the builtin text, samples and speed, and no tasks.
         output: the directory for the reports. Finished measurements are kept in it and reused.
         trust_remote_code: run the checkpoints' own Python.
         allow_foreign_baseline: accept a baseline report from another machine.

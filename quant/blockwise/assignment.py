@@ -121,6 +121,15 @@ class Assignment:
                     f" of {chosen[odd[0]].options.columns_together}; choose another pattern, or add these layers to ignore",
                 )
             )
+        unfit = [n for n, t in chosen.items() if t.rounding == "nested" and t.scheme.name not in NESTED]
+        if unfit:
+            problems.append(
+                Problem(
+                    f"{self._where}.rounding",
+                    f"rounding nested is for scheme W4in8 or W8A16, and {unfit[0]} and {len(unfit) - 1} more are stored as"
+                    f" {chosen[unfit[0]].scheme.label}; give them another rounding by an override, or another scheme",
+                )
+            )
         ungrouped = [
             name for name, t in chosen.items() if t.options.groups_wanted and t.scheme.args.strategy != "group"
         ]

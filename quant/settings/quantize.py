@@ -82,20 +82,10 @@ class PostTrainingQuantize(QuantizeBase):
         description="Scales of 8-bit inputs: computed per token, or from the calibration text; default: the scheme's.",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _own_rounding(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "rounding" not in value and isinstance(value.get("scheme"), str):
-            own = schemes.OWN_ROUNDING.get(value["scheme"].upper())
-            return value if own is None else {**value, "rounding": own}
-        return value
+    _own_rounding = model_validator(mode="before")(schemes.with_own_rounding)
 
     @model_validator(mode="after")
     def _fields_fit_scheme(self) -> PostTrainingQuantize:
         schemes.check(self.scheme, self.group_size, self.inputs)
-        own = schemes.OWN_ROUNDING.get(self.scheme)
-        if own is not None and self.rounding.method not in (own, "nearest"):
-            raise ValueError(f"scheme {self.scheme} is rounded by {own} or nearest, not by {self.rounding.method}")
-        if self.rounding.method == "nested" and self.scheme not in schemes.NESTED:
-            raise ValueError(f"rounding nested is for scheme W4in8 or W8A16, not for {self.scheme}")
+        schemes.check_rounding(self.scheme, self.rounding.method)
         return self

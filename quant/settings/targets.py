@@ -36,12 +36,18 @@ class Override(RecipeModel):
     inputs: Literal["dynamic", "static", "static_asymmetric"] | None = Field(
         default=None, description="Scales of 8-bit inputs; default: the scheme's."
     )
-    rounding: RoundingField | None = Field(default=None, description="Rounding method; default: the step's.")
+    rounding: RoundingField | None = Field(
+        default=None, description="Rounding method; default: the scheme's own, if it has one, or the step's."
+    )
+
+    _own_rounding = model_validator(mode="before")(schemes.with_own_rounding)
 
     @model_validator(mode="after")
-    def _group_size_fits_scheme(self) -> Override:
+    def _fields_fit_scheme(self) -> Override:
         if self.scheme is not None:
             schemes.check(self.scheme, self.group_size, self.inputs)
+            if self.rounding is not None:
+                schemes.check_rounding(self.scheme, self.rounding.method)
         elif self.group_size is not None or self.inputs is not None:
             raise ValueError("group_size and inputs need a scheme; add scheme")
         return self

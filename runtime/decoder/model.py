@@ -103,7 +103,7 @@ class Model:
         if offload is not None:
             self.stream_layers(0)  # whoever knows how much memory is left may let more of them stay
         whole = not self._is_divided and offload is None
-        self._run = operators.lower(self._through_layers) if whole else self._through_layers
+        self._lowered = operators.lower(self._through_layers) if whole else None
         self.stack: Stack | None = None
         # Neither attends around a ring, nor norms heads that other ranks have.
         if (
@@ -248,7 +248,7 @@ class Model:
             elif batch.adapted or aux is not None:
                 hidden = self._through_layers(hidden, rotations, store, batch, aux)
             else:
-                hidden = self._run(hidden, rotations, store, batch)
+                hidden = (self._lowered or self._through_layers)(hidden, rotations, store, batch)
         if aux is not None:
             states = aux.taken(len(self.layers), hidden)
             if isinstance(batch, ContextBatch):
@@ -377,7 +377,7 @@ class Model:
         found.aux = found._staged = None
         before = self.stages.layers(len(self.spec.layers)).start
         found.layers = self.layers[: max(0, count - before)]
-        found._run = found._through_layers if self._is_divided else self.operators.lower(found._through_layers)
+        found._lowered = None if self._is_divided else self.operators.lower(found._through_layers)
         found.stack = None
         if self.stack is not None and found.layers:
             found.stack = self.operators.stack([layer.parts for layer in found.layers])

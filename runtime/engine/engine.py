@@ -118,13 +118,14 @@ class Engine:
         scheduler.drafting = drafting = None if self.drafter is None else drafting_of(config, self.drafter, executor)
         scheduler.most_verified = executor.most_verified
         scheduler.same_rows = share.model.operators.same_rows
+        workers = self._workers
         self.core = EngineCore(
             scheduler,
             executor,
             drafting,
             ends=self.ends,
             tokenizer=self.tokenizer,
-            problem=lambda: self.problem,
+            problem=lambda: None if workers is None else workers.problem,
         )
         self._new = NewRequests(self, config.seed)
         self._adapters: dict[str, str] = {}  # with their fingerprints

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -97,12 +98,13 @@ class EngineLoop:
     Requests come through a queue that is read between steps: whoever sends one does not wait for the step that is running.
 
     Args:
-        engine: which may also be used directly by other threads.
+        engine: which may also be used directly by other threads. It has this loop, which keeps it only while its thread steps it.
         thread: that steps it, perhaps by turns with other engines.
     """
 
     def __init__(self, engine: Steps, thread: EngineThread) -> None:
-        self._engine = engine
+        self._engine_of = weakref.ref(engine)
+        self._kept: Steps | None = None
         self._steps_in = thread
         self._ready: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput]]] = {}
         self._submitted = 0
@@ -157,12 +159,14 @@ class EngineLoop:
     def call(self, function: Callable[[], object]) -> None:
         """Call something in the engine's thread, between steps; nothing once it is closed."""
         if not self._closed:
+            self._kept = self._engine
             self._steps_in.call(self, function)
 
     async def result(self, function: Callable[[], T]) -> T:
         """What a function returns, or raises, in the engine's thread between steps."""
         if self._closed:
             raise RuntimeProblem("the engine is closed")
+        self._kept = self._engine
         return await self._steps_in.result(self, function)
 
     def close(self) -> None:
@@ -170,6 +174,13 @@ class EngineLoop:
         if not self._closed:
             self._closed = True
             self._steps_in.remove(self)
+            self._kept = None
+
+    @property
+    def _engine(self) -> Steps:
+        engine = self._engine_of()
+        assert engine is not None, "who has the loop has the engine"
+        return engine
 
     def turn(self) -> None:
         """Compute a step, if there is work, and hand its outputs over. Called in the engine's thread."""

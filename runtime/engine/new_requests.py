@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import weakref
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import Any, Protocol
@@ -44,7 +45,8 @@ class NewRequests:
     """
 
     def __init__(self, engine: Serving, seed: int) -> None:
-        self._engine = engine
+        # No part of an engine keeps it, so that its memory is free when nobody else does.
+        self._engine: Serving = weakref.proxy(engine)
         self._names = itertools.count()
         self._seeds = random.Random(seed)
 

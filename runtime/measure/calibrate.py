@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import platform
 import random
 import tempfile
@@ -122,8 +121,8 @@ def calibrate(
                 engine = Engine(folder, EngineConfig(max_num_seqs=32, quiet=True, enable_prefix_caching=False))
                 size = model_size(ModelDirectory(name, folder))
                 configurations.setdefault(name, []).extend(measured_steps(engine, size, seconds=seconds, seed=turn))
-                del engine
-                gc.collect()  # an engine refers to itself, and holds gigabytes
+                engine.close()
+                del engine  # before the next one is loaded
     threads = torch.get_num_threads()
     return calibration(
         configurations,

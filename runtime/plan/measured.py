@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 import statistics
 import tempfile
@@ -102,8 +101,7 @@ def _timed(
     runs = [run_load(engine, "alone", load, 1, seed=100 + i) for i in range(_REPEATS)]
     firsts = statistics.median(each.first_token_p50 for each in runs)
     tokens = statistics.median(each.between_tokens_p50 or 0.0 for each in runs)
-    del engine
-    gc.collect()
+    engine.close()
     shutil.rmtree(folder, ignore_errors=True)
     return firsts, tokens
 

@@ -141,7 +141,7 @@ class Admin:
             del gone, model
             await asyncio.to_thread(engine.close)
             del engine
-            # An engine and its loop refer to each other, and there may be as much memory in them as there is.
+            # What serves a model refers to itself, and there may be as much memory in it as there is.
             await asyncio.to_thread(gc.collect)
             return {"success": True, "model": request.model}
 

@@ -247,9 +247,9 @@ class Operators:
         """
         return None
 
-    def lower(self, run: RunLayers) -> RunLayers:
-        """The layers in the form that is run where no :meth:`stack` takes a step."""
-        return run
+    def lower(self, run: RunLayers) -> RunLayers | None:
+        """The layers in the form that is run where no :meth:`stack` takes a step; None for the form that they have."""
+        return None
 
     def explain_layers(self) -> str | None:
         """A description of the layers besides their linears; None if there is none."""

@@ -280,6 +280,21 @@ def test_of_several_overrides_the_last_decides(tiny: Callable[..., Path], recipe
     assert labels["model.layers.0.self_attn.k_proj"] == "W4A16 g32"
 
 
+def test_an_overrides_scheme_brings_its_own_rounding(
+    tiny: Callable[..., Path], recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    path, name = tiny("llama", torch.bfloat16), "model.layers.0.mlp.down_proj.weight_packed"
+    stored = {}
+    for rounding in ({}, {"rounding": "nested"}, {"rounding": "nearest"}):
+        overrides = [{"targets": ["re:.*down_proj"], "scheme": "W4in8", **rounding}]
+        top = {"evaluate": False, "output": str(tmp_path / f"out-{len(stored)}")}
+        made = recipe(path, top, scheme="W4A16", group_size=32, rounding="nearest", overrides=overrides)
+        stored[str(rounding)] = load_file(run(made, progress=False).checkpoint / "model.safetensors")[name]
+    own, nested, nearest = stored.values()
+    assert torch.equal(own, nested)
+    assert not torch.equal(own, nearest)
+
+
 def test_seeds_choose_rotations(tmp_path: Path) -> None:
     model = _opened(save_model(make_model("llama"), tmp_path / "model"))
     residual = Residual.find(model)
