@@ -173,8 +173,9 @@ class EngineLoop:
         """Step it no more; waits for the step that runs. Its requests must have ended, or have been aborted."""
         if not self._closed:
             self._closed = True
-            self._steps_in.remove(self)
-            self._kept = None
+            if self._kept is not None:
+                self._steps_in.remove(self)
+                self._kept = None
 
     @property
     def _engine(self) -> Steps:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.compress import run
+from smelt.compress import Recipe, run
 from smelt.compress.pipeline.plan import Plan
 from smelt.compress.recipe.file import read_document
 from smelt.system.hardware.resources import compute_dtype
@@ -50,6 +50,19 @@ def test_memory_of_processes_is_what_each_keeps_when_weights_are_sharded(distill
     assert alone - half == pytest.approx(numel * (gradients + 4 + 8) / 2, rel=1e-3)
     copies, sharded = (Plan.make(recipe, processes=2, shards=shards).cost.memory for shards in (1, 2))
     assert copies - sharded == 2 * (alone - half)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "trained"), [("W4A16", 5_770_496), ("W4in8", 6 * 786_432)], ids=["all", "the linears' upper bits"]
+)
+def test_memory_is_that_of_what_is_trained(scheme: str, trained: int, recipe: Callable[..., Recipe]) -> None:
+    def planned(*, small_states: bool) -> int:
+        train = {"data": "builtin", "tokens": "20k", "length": 32, "batch": 4, "small_states": small_states}
+        made = recipe("builtin:smelt-6m", scheme=scheme, train=train)
+        return Plan.make(made).prepared[0].cost(4, 32).of_each(1)
+
+    # Two moments of each trained weight, in 8 bits instead of 32.
+    assert planned(small_states=False) - planned(small_states=True) == 6 * trained
 
 
 def test_what_cannot_be_is_refused_before_any_work(distilled: Make, tiny: Callable[..., Path], tmp_path: Path) -> None:

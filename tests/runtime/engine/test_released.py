@@ -68,6 +68,14 @@ def test_an_engine_that_was_stepped_by_its_thread_goes_after_it_is_closed(tiny: 
     assert [each() for each in seen] == [None, None]
 
 
+def test_a_loop_that_was_never_needed_is_closed_without_its_engine(tiny: Callable[..., Path]) -> None:
+    engine = Engine(tiny(), quiet=True, max_model_len=128)
+    loop = engine.loop
+    del engine
+    loop.close()
+    assert loop.is_alive
+
+
 def test_an_engine_stays_while_its_thread_steps_it(tiny: Callable[..., Path]) -> None:
     async def generate() -> int:
         stream = Engine(tiny(), quiet=True, max_model_len=128).start(_PROMPT, _PARAMS)
