@@ -199,6 +199,7 @@ TABLES = {
     "vllm": ResultsTable("runtime_cpu_vllm", vllm),
     "linears of a CPU": ResultsTable("cpu_linears", linears),
     "two checkouts, AVX2": ResultsTable("kernels_avx2", two_checkouts),
+    "two checkouts, models, AVX2": ResultsTable("models_avx2", two_checkouts_models),
     "reproducible": ResultsTable("reproducible", reproducible),
     "busy neighbour": ResultsTable("busy_neighbour", busy),
     "simulator": ResultsTable("simulator", simulator),

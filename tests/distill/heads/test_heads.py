@@ -119,7 +119,7 @@ def test_the_loss_is_cross_entropy_with_the_models_probabilities(
     held_out = learner.held_out()
     for place in range(2):
         assert held_out[f"place {place + 1}"] == pytest.approx(losses[place].item() / count, rel=1e-4)
-        assert held_out[f"accepted {place + 1}"] == pytest.approx(float(overlaps[place]) / count, rel=1e-3)
+        assert held_out[f"accepted {place + 1}"] == pytest.approx(overlaps[place].item() / count, rel=1e-3)
     loss, parts = learner.loss(TrainingBatch(text))
     assert float(loss) == pytest.approx((parts["place 1"] + 0.8 * parts["place 2"]) / 1.8, rel=1e-5)
     assert parts["place 1"] == pytest.approx(held_out["place 1"], rel=1e-4)
