@@ -163,6 +163,56 @@ def _over_positions(
 
 
 @triton.jit
+def _over_part(
+    query,
+    first,
+    last,
+    stop,
+    table,
+    head,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    SHARED: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    DOT: tl.constexpr,
+    ASM: tl.constexpr,
+    BN: tl.constexpr,
+    SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """All positions of a part: masked ones where a window begins inside a tile, whole tiles, and what is left."""
+    acc = tl.zeros([DP, ROWS], tl.float32)
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([BN, ROWS], tl.float32)
+    whole = tl.maximum(last // BN * BN, first)
+    if WINDOW > 0:
+        # The window's first position is inside its first tile.
+        inner = tl.minimum(tl.where(first < stop - WINDOW, first + BN, first), last)
+        whole = tl.maximum(whole, inner)
+        acc, highest, total = _over_positions(
+            query, acc, highest, total, first, inner, stop, table, head, keys, values, key_scales,
+            value_scales, True, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
+        )  # fmt: skip
+        first = inner
+    acc, highest, total = _over_positions(
+        query, acc, highest, total, first, whole, stop, table, head, keys, values, key_scales,
+        value_scales, False, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
+    )  # fmt: skip
+    return _over_positions(
+        query, acc, highest, total, whole, last, stop, table, head, keys, values, key_scales,
+        value_scales, True, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
+    )  # fmt: skip
+
+
+@triton.jit
 def _merged(
     sums,
     head,
@@ -280,26 +330,9 @@ def _attend_tokens(
         else:
             at = x + token.to(tl.int64) * x_stride + (head * GROUP + row)[:, None] * D + column[None, :]
             query = tl.trans(tl.load(at, mask=real, other=0.0).to(DOT))
-        acc = tl.zeros([DP, ROWS], tl.float32)
-        highest = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([BN, ROWS], tl.float32)
-        whole = tl.maximum(last // BN * BN, first)
-        if WINDOW > 0:
-            # The window's first position is inside its first tile.
-            inner = tl.minimum(tl.where(first < stop - WINDOW, first + BN, first), last)
-            whole = tl.maximum(whole, inner)
-            acc, highest, total = _over_positions(
-                query, acc, highest, total, first, inner, stop, table, head, keys, values, key_scales,
-                value_scales, True, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
-            )  # fmt: skip
-            first = inner
-        acc, highest, total = _over_positions(
-            query, acc, highest, total, first, whole, stop, table, head, keys, values, key_scales,
-            value_scales, False, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
-        )  # fmt: skip
-        acc, highest, total = _over_positions(
-            query, acc, highest, total, whole, last, stop, table, head, keys, values, key_scales,
-            value_scales, True, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
+        acc, highest, total = _over_part(
+            query, first, last, stop, table, head, keys, values, key_scales, value_scales,
+            SHARED, ROWS, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
         )  # fmt: skip
         acc, total = tl.trans(acc), tl.sum(total, 0)
         to = out + token.to(tl.int64) * (QUERIES * D) + (head * GROUP + row)[:, None] * D + column[None, :]

@@ -31,6 +31,74 @@ from .start import Weight, room_for, routed_product, rows_of
 CHUNK = 128  # contiguous columns in a row of the packed weight, and the width of a scale block
 
 
+@triton.jit
+def _sum_chunks(
+    x_rows,
+    x_scales,
+    weight,
+    block_scales,
+    n,
+    valid,
+    part,
+    split,
+    chunks,
+    K,
+    FILLED,
+    BLOCKS: tl.constexpr,
+    EVEN: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    SLICES: tl.constexpr,
+    STAGES: tl.constexpr,
+    SOFT: tl.constexpr,
+):
+    """Sums of products over a program's chunks, ``[BN, BM]``, or with slices ``[SLICES, BN, BM]``; scaled if scales are those of blocks.
+
+    Args:
+        x_rows, valid: where rows of inputs begin, and which of them are real.
+        x_scales: where a row's scales begin, one for each chunk; read with blocks only.
+        part, split: which part of the chunks the program has, of how many.
+    """
+    CODE: tl.constexpr = weight.dtype.element_ty
+    SUM: tl.constexpr = tl.int32 if CODE == tl.int8 else tl.float32  # pyright: ignore[reportAssignmentType]
+    inner = tl.arange(0, 128)
+    steps = tl.cdiv(chunks, SLICES)
+    each = tl.cdiv(steps, split)
+    # With slices each warp has columns of its own, as if it were a program; sums are added up at the end.
+    acc = tl.zeros([SLICES, BN, BM] if SLICES > 1 else [BN, BM], tl.float32 if BLOCKS else SUM)
+    for step in tl.range(part * each, tl.minimum(part * each + each, steps), num_stages=STAGES):
+        if SLICES > 1:
+            chunk = step * SLICES + tl.arange(0, SLICES)[:, None, None]
+            weights = tl.load(
+                weight + ((chunk * FILLED + n[None, :, None]) * 128 + inner[None, None, :]),
+                eviction_policy="evict_first",
+            )
+            columns = chunk * 128 + inner[None, None, :]
+            codes = tl.load(x_rows[None, :, :] + columns, mask=valid[None, :, None], other=0.0)
+        else:
+            weights = tl.load(
+                weight + ((step * FILLED + n)[:, None] * 128 + inner[None, :]),
+                eviction_policy="evict_first" if BM <= ONE_TILE else "",
+            )
+            columns = step * 128 + inner
+            mask = valid[:, None] if EVEN else valid[:, None] & (columns < K)[None, :]
+            codes = tl.load(x_rows + columns[None, :], mask=mask, other=0.0)
+        if SOFT and CODE != tl.int8:
+            # The interpreter multiplies the bits of e4m3 as if they were integers.
+            weights = weights.to(tl.float32)
+            codes = codes.to(tl.float32)
+        if BLOCKS:
+            scale = tl.load(x_scales + step, mask=valid, other=0.0)
+            both = tl.load(block_scales + step * (FILLED // 128) + n // 128)
+            acc += tl.dot(weights, tl.trans(codes), out_dtype=SUM).to(tl.float32) * (both[:, None] * scale[None, :])
+        elif CODE == tl.int8:
+            acc = tl.dot(weights, tl.trans(codes), acc, out_dtype=SUM)
+        else:
+            # Hopper's sums of e4m3 products have few bits; they are added up in float32 every 128 columns.
+            acc = tl.dot(weights, tl.trans(codes), acc, max_num_imprecise_acc=128)
+    return acc
+
+
 @triton.jit(do_not_specialize=GENERAL)
 def _linear_bytes(
     x,
@@ -68,8 +136,6 @@ def _linear_bytes(
     SOFT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    CODE: tl.constexpr = weight.dtype.element_ty
-    SUM: tl.constexpr = tl.int32 if CODE == tl.int8 else tl.float32  # pyright: ignore[reportAssignmentType]
     pid = tl.program_id(0)
     part_id = tl.program_id(1)
     # Tiles of rows that share weights run together, so that the weights are read from memory once.
@@ -94,45 +160,13 @@ def _linear_bytes(
             block_scales += expert * chunks * (FILLED // 128)
     slot, valid, x_row = rows_of(slots, place, M, GROUPED, PER_TOKEN)
     x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
-    inner = tl.arange(0, 128)
     scale = tl.full([BM], 1.0, tl.float32)
     if not BLOCKS:
         scale = tl.load(x_scales + x_row, mask=valid, other=0.0)
-    steps = tl.cdiv(chunks, SLICES)
-    each = tl.cdiv(steps, split)
-    # With slices each warp has columns of its own, as if it were a program; sums are added up at the end.
-    acc = tl.zeros([SLICES, BN, BM] if SLICES > 1 else [BN, BM], tl.float32 if BLOCKS else SUM)
-    for step in tl.range(part_id * each, tl.minimum(part_id * each + each, steps), num_stages=STAGES):
-        if SLICES > 1:
-            chunk = step * SLICES + tl.arange(0, SLICES)[:, None, None]
-            weights = tl.load(
-                weight + ((chunk * FILLED + n[None, :, None]) * 128 + inner[None, None, :]),
-                eviction_policy="evict_first",
-            )
-            columns = chunk * 128 + inner[None, None, :]
-            codes = tl.load(x_rows[None, :, :] + columns, mask=valid[None, :, None], other=0.0)
-        else:
-            weights = tl.load(
-                weight + ((step * FILLED + n)[:, None] * 128 + inner[None, :]),
-                eviction_policy="evict_first" if BM <= ONE_TILE else "",
-            )
-            columns = step * 128 + inner
-            mask = valid[:, None] if EVEN else valid[:, None] & (columns < K)[None, :]
-            codes = tl.load(x_rows + columns[None, :], mask=mask, other=0.0)
-        if BLOCKS:
-            scale = tl.load(x_scales + x_row * chunks + step, mask=valid, other=0.0)
-        if SOFT and CODE != tl.int8:
-            # The interpreter multiplies the bits of e4m3 as if they were integers.
-            weights = weights.to(tl.float32)
-            codes = codes.to(tl.float32)
-        if BLOCKS:
-            both = tl.load(block_scales + step * (FILLED // 128) + n // 128)
-            acc += tl.dot(weights, tl.trans(codes), out_dtype=SUM).to(tl.float32) * (both[:, None] * scale[None, :])
-        elif CODE == tl.int8:
-            acc = tl.dot(weights, tl.trans(codes), acc, out_dtype=SUM)
-        else:
-            # Hopper's sums of e4m3 products have few bits; they are added up in float32 every 128 columns.
-            acc = tl.dot(weights, tl.trans(codes), acc, max_num_imprecise_acc=128)
+    acc = _sum_chunks(
+        x_rows, x_scales + x_row * chunks, weight, block_scales, n, valid, part_id, split, chunks, K, FILLED,
+        BLOCKS, EVEN, BN, BM, SLICES, STAGES, SOFT,
+    )  # fmt: skip
     launch_dependents(PDL)
     if SLICES > 1:
         acc = tl.sum(acc, 0)

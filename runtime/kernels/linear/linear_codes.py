@@ -19,18 +19,16 @@ from torch import Tensor
 
 from ..base.launch import GENERAL, Launch, multiplied_as, takes_ptx
 from ..base.overlap import launch_dependents, wait_for_earlier
-from ..base.products import finished
 from ..base.workspace import Workspace, workspace
 from ..tiles.tile import LinearShape, Tile
-from . import unpack
 from .case import LinearCase, linear_kernel
-from .codes import across, pieces_of, scale_of, scaled, words_of
 from .codes_weight import CodesWeight, prepare
-from .finish import ONE_TILE, activated, store_outputs, sum_of_parts
+from .finish import activated, store_outputs, sum_of_parts
 from .packing import FORMATS, SCALES
 from .routing import Routing
 from .slices import begin_slices, sum_slices
 from .start import room_for, routed_product, rows_of
+from .steps import sum_steps
 
 
 @triton.jit(do_not_specialize=GENERAL)
@@ -97,24 +95,8 @@ def _linear_codes(
     if SLICES > 1 and not GROUPED:
         # Which weights an expert's program reads, an earlier launch says.
         mine = begin_slices(
-            codes,
-            more,
-            scales,
-            part_id,
-            steps,
-            n0,
-            EACH,
-            EVEN,
-            ROWS,
-            STEP,
-            BLOCK,
-            BN,
-            FORMAT,
-            KIND,
-            COVERS,
-            SLICES,
-            DEEP,
-        )
+            codes, more, scales, part_id, steps, n0, EACH, EVEN, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES, DEEP
+        )  # fmt: skip
     wait_for_earlier(PDL)
     if GROUPED:
         expert = tl.load(block_expert + pm).to(tl.int64)
@@ -131,84 +113,18 @@ def _linear_codes(
     if SLICES > 1:
         if GROUPED:
             mine = begin_slices(
-                codes,
-                more,
-                scales,
-                part_id,
-                steps,
-                n0,
-                EACH,
-                EVEN,
-                ROWS,
-                STEP,
-                BLOCK,
-                BN,
-                FORMAT,
-                KIND,
-                COVERS,
-                SLICES,
-                DEEP,
-            )
+                codes, more, scales, part_id, steps, n0, EACH, EVEN, ROWS, STEP, BLOCK, BN, FORMAT, KIND, COVERS, SLICES, DEEP
+            )  # fmt: skip
         acc = sum_slices(
             mine, x, x_row, x_stride, valid, scales, part_id, steps, n0, EACH, EVEN, ROWS, STEP, BLOCK, BN, BM,
             FORMAT, KIND, SHARE, G, SCALE_TYPE, FOLD, COVERS, SLICES, DEEP, HALF, ASM,
         )  # fmt: skip
     else:
-        acc = tl.zeros([BN, BM], tl.float32)
         x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
-        # Of the columns whose scales share a word what an iteration has, and whether that is all.
-        WITHIN: tl.constexpr = COVERS if COVERS < STEP else STEP
-        WHOLE: tl.constexpr = STEP % COVERS == 0
-        WIDE: tl.constexpr = G if G < STEP else STEP
-        each = tl.cdiv(steps, split)
-        for step in tl.range(part_id * each, tl.minimum(part_id * each + each, steps), num_stages=STAGES):
-            k0 = step * STEP
-            word = tl.zeros([BN], tl.int32)
-            part = tl.zeros_like(acc)
-            for b in tl.static_range(STEP // BLOCK):
-                block = step * (STEP // BLOCK) + b
-                words = words_of(codes, more, block, FILLED, n0, BN, FORMAT, BM <= ONE_TILE)
-                pieces = pieces_of(words, FORMAT, HALF, ASM)
-                for s in tl.static_range(BLOCK // 64):
-                    k = k0 + b * BLOCK + s * 64
-                    columns = k + tl.arange(0, 64)[None, :]
-                    mask = valid[:, None] if EVEN else valid[:, None] & (columns < K)
-                    inputs = tl.load(x_rows + columns, mask=mask, other=0.0).to(HALF)
-                    if FORMAT == "sparse4":
-                        # Of four neighbours each is in another piece.
-                        inputs = tl.reshape(tl.permute(tl.reshape(inputs, [BM, 16, 4]), [0, 2, 1]), [BM, 64])
-                    a, p, c, d = pieces[4 * s], pieces[4 * s + 1], pieces[4 * s + 2], pieces[4 * s + 3]
-                    if KIND == "none":
-                        acc = tl.dot(unpack.side_by_side(a, p, c, d), tl.trans(inputs), acc)
-                    else:
-                        first = b * BLOCK + s * 64
-                        if first % WITHIN == 0:
-                            word = tl.load(scales + (k // COVERS) * FILLED + n)
-                        at = first % COVERS // G if WHOLE else k % COVERS // G
-                        if FOLD or KIND == "zero":
-                            a = scaled(a, word, at, KIND, SCALE_TYPE, HALF, FOLD, ASM)
-                            if WITHIN == 16:
-                                word = tl.load(scales + (k // 16 + 1) * FILLED + n)
-                            p = scaled(p, word, at + 16 // G, KIND, SCALE_TYPE, HALF, FOLD, ASM)
-                            if WITHIN <= 32:
-                                word = tl.load(scales + ((k + 32) // COVERS) * FILLED + n)
-                            c = scaled(c, word, (at + 32 // G) % SHARE, KIND, SCALE_TYPE, HALF, FOLD, ASM)
-                            if WITHIN == 16:
-                                word = tl.load(scales + (k // 16 + 3) * FILLED + n)
-                            d = scaled(d, word, (at + 48 // G) % SHARE, KIND, SCALE_TYPE, HALF, FOLD, ASM)
-                        weights = unpack.side_by_side(a, p, c, d)
-                        if FOLD:
-                            acc = tl.dot(weights, tl.trans(inputs), acc)
-                        else:
-                            # A group's weights are whole numbers; it is scaled when it is summed up.
-                            if first % WIDE == 0:
-                                part = tl.dot(weights, tl.trans(inputs))
-                            else:
-                                part = tl.dot(weights, tl.trans(inputs), part)
-                            if (first + 64) % WIDE == 0:
-                                acc += part * across(scale_of(word, at, KIND, SCALE_TYPE))
-            if FOLD or KIND == "none":
-                acc = finished(acc, ASM)
+        acc = sum_steps(
+            codes, more, scales, x_rows, valid, part_id, steps, split, n0, n, K, FILLED, EVEN, STEP, BLOCK, BN, BM,
+            FORMAT, KIND, SHARE, G, SCALE_TYPE, FOLD, COVERS, STAGES, HALF, ASM,
+        )  # fmt: skip
     launch_dependents(PDL)
     if PARTED:
         acc, last = sum_of_parts(acc, parts, arrived, pid, part_id, slot, valid, n, M, FILLED, split)

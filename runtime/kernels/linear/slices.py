@@ -168,6 +168,61 @@ def begin_slices(
 
 
 @triton.jit
+def _add_products(
+    acc,
+    words,
+    inputs,
+    column,
+    STEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FORMAT: tl.constexpr,
+    KIND: tl.constexpr,
+    G: tl.constexpr,
+    SCALE_TYPE: tl.constexpr,
+    FOLD: tl.constexpr,
+    COVERS: tl.constexpr,
+    HALF: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """``acc [SLICES, BN, BM]`` and an iteration's products.
+
+    Args:
+        words: what :func:`_load` returned.
+        inputs: a tuple of ``[SLICES, 16, BM]``.
+        column: ``[SLICES, 1]``, the iteration's first of each slice.
+    """
+    WITHIN: tl.constexpr = COVERS if COVERS < STEP else STEP
+    WHOLE: tl.constexpr = STEP % COVERS == 0
+    WIDE: tl.constexpr = G if G < STEP else STEP
+    part_of_group = tl.zeros_like(acc)
+    # Index expressions are written out, since a variable would not stay a constant.
+    for b in tl.static_range(STEP // BLOCK):
+        pieces = pieces_of(words[b], FORMAT, HALF, ASM)
+        for i in tl.static_range(BLOCK // 16):
+            piece = pieces[i]
+            if KIND == "none":
+                acc = tl.dot(piece, inputs[b * (BLOCK // 16) + i], acc)
+            else:
+                word = words[STEP // BLOCK + (b * BLOCK + i * 16) // WITHIN][0]
+                if WHOLE:
+                    at = (b * BLOCK + i * 16) % COVERS // G
+                else:
+                    at = (column + (b * BLOCK + i * 16)) % COVERS // G
+                if FOLD or KIND == "zero":
+                    piece = scaled(piece, word, at, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                if FOLD:
+                    acc = tl.dot(piece, inputs[b * (BLOCK // 16) + i], acc)
+                else:
+                    # A group's weights are whole numbers; it is scaled when it is summed up.
+                    if (b * BLOCK + i * 16) % WIDE == 0:
+                        part_of_group = tl.zeros_like(acc)
+                    part_of_group = tl.dot(piece, inputs[b * (BLOCK // 16) + i], part_of_group)
+                    if (b * BLOCK + i * 16 + 16) % WIDE == 0:
+                        acc += part_of_group * tl.expand_dims(scale_of(word, at, KIND, SCALE_TYPE), 2)
+    return acc
+
+
+@triton.jit
 def sum_slices(
     begun,
     x,
@@ -208,9 +263,6 @@ def sum_slices(
     step = part * (EACH * SLICES) + tl.arange(0, SLICES)[:, None]
     first_inputs = _inputs(x, row, x_stride, step * STEP, SLICES)
     real = valid[None, None, :, None, None] if _LAST_FIRST else valid[None, :, None, None, None]
-    WITHIN: tl.constexpr = COVERS if COVERS < STEP else STEP
-    WHOLE: tl.constexpr = STEP % COVERS == 0
-    WIDE: tl.constexpr = G if G < STEP else STEP
     FURTHER: tl.constexpr = SLICES * (STEP // BLOCK) * ROWS * 16  # pyright: ignore[reportAssignmentType]
     TWICE: tl.constexpr = FORMAT == "int8" or FORMAT == "float8" or FORMAT == "int3"
     PLANES: tl.constexpr = 2 if TWICE else 1  # pyright: ignore[reportAssignmentType]
@@ -236,29 +288,8 @@ def sum_slices(
                 second = found
             else:
                 ready = found
-        part_of_group = tl.zeros_like(acc)
-        # Index expressions are written out, since a variable would not stay a constant.
-        for b in tl.static_range(STEP // BLOCK):
-            pieces = pieces_of(words[b], FORMAT, HALF, ASM)
-            for i in tl.static_range(BLOCK // 16):
-                piece = pieces[i]
-                if KIND == "none":
-                    acc = tl.dot(piece, inputs[b * (BLOCK // 16) + i], acc)
-                else:
-                    word = words[STEP // BLOCK + (b * BLOCK + i * 16) // WITHIN][0]
-                    if WHOLE:
-                        at = (b * BLOCK + i * 16) % COVERS // G
-                    else:
-                        at = ((step + s * SLICES) * STEP + (b * BLOCK + i * 16)) % COVERS // G
-                    if FOLD or KIND == "zero":
-                        piece = scaled(piece, word, at, KIND, SCALE_TYPE, HALF, FOLD, ASM)
-                    if FOLD:
-                        acc = tl.dot(piece, inputs[b * (BLOCK // 16) + i], acc)
-                    else:
-                        # A group's weights are whole numbers; it is scaled when it is summed up.
-                        if (b * BLOCK + i * 16) % WIDE == 0:
-                            part_of_group = tl.zeros_like(acc)
-                        part_of_group = tl.dot(piece, inputs[b * (BLOCK // 16) + i], part_of_group)
-                        if (b * BLOCK + i * 16 + 16) % WIDE == 0:
-                            acc += part_of_group * tl.expand_dims(scale_of(word, at, KIND, SCALE_TYPE), 2)
+        acc = _add_products(
+            acc, words, inputs, (step + s * SLICES) * STEP,
+            STEP, BLOCK, FORMAT, KIND, G, SCALE_TYPE, FOLD, COVERS, HALF, ASM,
+        )  # fmt: skip
     return tl.sum(acc, 0)

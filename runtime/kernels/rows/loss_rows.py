@@ -53,6 +53,130 @@ def _mixture(ours, theirs, BETA: tl.constexpr):
 
 
 @triton.jit
+def _cross_entropy(student, target, slopes, V, factor, ours_all, BLOCK: tl.constexpr):
+    """The loss of one row where ``target`` is the next token, none if that is negative. Stores the gradient."""
+    out = slopes.dtype.element_ty
+    known = target >= 0
+    for start in range(0, V, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < V
+        q = tl.exp(_load(student, at, inside, factor) - ours_all)
+        slope = tl.where(known, q - tl.where(at == target, 1.0, 0.0), 0.0)
+        tl.store(slopes + at, slope.to(out), mask=inside)
+    at_target = _load(student, tl.where(known, target, 0), known, factor)
+    return tl.where(known, ours_all - at_target, 0.0)
+
+
+@triton.jit
+def _top_kl(
+    student,
+    places,
+    kept,
+    slopes,
+    V,
+    K,
+    factor,
+    ours_all,
+    TEMPERATURE: tl.constexpr,
+    LEAST: tl.constexpr,
+    KEPT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The divergence of one row from the tokens that were kept of a teacher, all others being one more. Stores the gradient."""
+    out = slopes.dtype.element_ty
+    which = tl.arange(0, KEPT)
+    there = which < K
+    place = tl.load(places + which, mask=there, other=0)
+    logs = tl.load(kept + which, mask=there, other=-1e30).to(tl.float32)
+    p = tl.exp(logs)
+    # Which tokens are among those that were kept is marked where their gradients will stand.
+    for start in range(0, V, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(slopes + at, tl.zeros([BLOCK], tl.float32).to(out), mask=at < V)
+    tl.debug_barrier()
+    tl.store(slopes + place, tl.full([KEPT], 1.0, tl.float32).to(out), mask=there)
+    tl.debug_barrier()
+    rest = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, V, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < V
+        marked = tl.load(slopes + at, mask=inside, other=1.0, cache_modifier=".cg").to(tl.float32) > 0.0
+        rest += tl.where(marked, 0.0, tl.exp(_load(student, at, inside, factor) - ours_all))
+    q_rest = tl.maximum(tl.sum(rest, 0), LEAST)
+    p_kept = tl.sum(p, 0)
+    p_rest = tl.where(K == V, 0.0, tl.maximum(1.0 - p_kept, 0.0))
+    whole = p_kept + p_rest
+    tl.debug_barrier()
+    for start in range(0, V, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < V
+        q = tl.exp(_load(student, at, inside, factor) - ours_all)
+        tl.store(slopes + at, (TEMPERATURE * q * (whole - p_rest / q_rest)).to(out), mask=inside)
+    tl.debug_barrier()
+    ours = _load(student, place, there, factor) - ours_all
+    tl.store(slopes + place, (TEMPERATURE * (tl.exp(ours) * whole - p)).to(out), mask=there)
+    apart = tl.sum(tl.where(there, p * (logs - ours), 0.0), 0)
+    return apart + tl.where(p_rest > 0.0, p_rest * (tl.log(tl.maximum(p_rest, LEAST)) - tl.log(q_rest)), 0.0)
+
+
+@triton.jit
+def _divergence(
+    student,
+    teacher,
+    slopes,
+    V,
+    factor,
+    ours_all,
+    KIND: tl.constexpr,
+    TEMPERATURE: tl.constexpr,
+    BETA: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The divergence of one row from all of a teacher's. Stores the gradient."""
+    out = slopes.dtype.element_ty
+    theirs_all = _normalizer(teacher, V, factor, BLOCK)
+    value = tl.zeros([BLOCK], tl.float32)
+    mean = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, V, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < V
+        ours = tl.where(inside, _load(student, at, inside, factor) - ours_all, 0.0)
+        theirs = tl.where(inside, _load(teacher, at, inside, factor) - theirs_all, 0.0)
+        q = tl.where(inside, tl.exp(ours), 0.0)
+        p = tl.where(inside, tl.exp(theirs), 0.0)
+        if KIND == "forward_kl":
+            value += p * (theirs - ours)
+            tl.store(slopes + at, (TEMPERATURE * (q - p)).to(out), mask=inside)
+        elif KIND == "reverse_kl":
+            value += q * (ours - theirs)
+        elif KIND == "jsd":
+            mixed = _mixture(ours, theirs, BETA)
+            value += BETA * p * (theirs - mixed) + (1.0 - BETA) * q * (ours - mixed)
+            mean += q * (ours - mixed)
+        else:
+            value += tl.abs(q - p) * 0.5
+            mean += q * (tl.where(q > p, 1.0, 0.0) - tl.where(q < p, 1.0, 0.0))
+    total = tl.sum(value, 0)
+    if KIND != "forward_kl":
+        middle = total if KIND == "reverse_kl" else tl.sum(mean, 0)
+        for start in range(0, V, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            inside = at < V
+            ours = tl.where(inside, _load(student, at, inside, factor) - ours_all, 0.0)
+            theirs = tl.where(inside, _load(teacher, at, inside, factor) - theirs_all, 0.0)
+            q = tl.exp(ours)
+            if KIND == "reverse_kl":
+                slope = q * (ours - theirs - middle)
+            elif KIND == "jsd":
+                slope = (1.0 - BETA) * q * (ours - _mixture(ours, theirs, BETA) - middle)
+            else:
+                p = tl.exp(theirs)
+                slope = 0.5 * q * (tl.where(q > p, 1.0, 0.0) - tl.where(q < p, 1.0, 0.0) - middle)
+            tl.store(slopes + at, (TEMPERATURE * slope).to(out), mask=inside)
+    return total
+
+
+@triton.jit
 def _loss_rows(
     student,
     teacher,
@@ -79,95 +203,17 @@ def _loss_rows(
     slopes += row * V
     factor = 1.0 / TEMPERATURE
     ours_all = _normalizer(student, V, factor, BLOCK)
-    out = slopes.dtype.element_ty
     if KIND == "cross_entropy":
-        target = tl.load(targets + row)
-        known = target >= 0
-        for start in range(0, V, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            inside = at < V
-            q = tl.exp(_load(student, at, inside, factor) - ours_all)
-            slope = tl.where(known, q - tl.where(at == target, 1.0, 0.0), 0.0)
-            tl.store(slopes + at, slope.to(out), mask=inside)
-        at_target = _load(student, tl.where(known, target, 0), known, factor)
-        tl.store(values + row, tl.where(known, ours_all - at_target, 0.0))
+        value = _cross_entropy(student, tl.load(targets + row), slopes, V, factor, ours_all, BLOCK)
     elif KIND == "top_kl":
-        which = tl.arange(0, KEPT)
-        there = which < K
-        place = tl.load(places + row * K + which, mask=there, other=0)
-        logs = tl.load(kept + row * K + which, mask=there, other=-1e30).to(tl.float32)
-        p = tl.exp(logs)
-        # Which tokens are among those that were kept is marked where their gradients will stand.
-        for start in range(0, V, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            tl.store(slopes + at, tl.zeros([BLOCK], tl.float32).to(out), mask=at < V)
-        tl.debug_barrier()
-        tl.store(slopes + place, tl.full([KEPT], 1.0, tl.float32).to(out), mask=there)
-        tl.debug_barrier()
-        rest = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, V, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            inside = at < V
-            marked = tl.load(slopes + at, mask=inside, other=1.0, cache_modifier=".cg").to(tl.float32) > 0.0
-            rest += tl.where(marked, 0.0, tl.exp(_load(student, at, inside, factor) - ours_all))
-        q_rest = tl.maximum(tl.sum(rest, 0), LEAST)
-        p_kept = tl.sum(p, 0)
-        p_rest = tl.where(K == V, 0.0, tl.maximum(1.0 - p_kept, 0.0))
-        whole = p_kept + p_rest
-        tl.debug_barrier()
-        for start in range(0, V, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            inside = at < V
-            q = tl.exp(_load(student, at, inside, factor) - ours_all)
-            tl.store(slopes + at, (TEMPERATURE * q * (whole - p_rest / q_rest)).to(out), mask=inside)
-        tl.debug_barrier()
-        ours = _load(student, place, there, factor) - ours_all
-        tl.store(slopes + place, (TEMPERATURE * (tl.exp(ours) * whole - p)).to(out), mask=there)
-        apart = tl.sum(tl.where(there, p * (logs - ours), 0.0), 0)
-        apart += tl.where(p_rest > 0.0, p_rest * (tl.log(tl.maximum(p_rest, LEAST)) - tl.log(q_rest)), 0.0)
-        tl.store(values + row, apart * TEMPERATURE * TEMPERATURE)
+        value = TEMPERATURE * TEMPERATURE * _top_kl(
+            student, places + row * K, kept + row * K, slopes, V, K, factor, ours_all, TEMPERATURE, LEAST, KEPT, BLOCK
+        )  # fmt: skip
     else:
-        teacher += row * teacher_stride
-        theirs_all = _normalizer(teacher, V, factor, BLOCK)
-        value = tl.zeros([BLOCK], tl.float32)
-        mean = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, V, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            inside = at < V
-            ours = tl.where(inside, _load(student, at, inside, factor) - ours_all, 0.0)
-            theirs = tl.where(inside, _load(teacher, at, inside, factor) - theirs_all, 0.0)
-            q = tl.where(inside, tl.exp(ours), 0.0)
-            p = tl.where(inside, tl.exp(theirs), 0.0)
-            if KIND == "forward_kl":
-                value += p * (theirs - ours)
-                tl.store(slopes + at, (TEMPERATURE * (q - p)).to(out), mask=inside)
-            elif KIND == "reverse_kl":
-                value += q * (ours - theirs)
-            elif KIND == "jsd":
-                mixed = _mixture(ours, theirs, BETA)
-                value += BETA * p * (theirs - mixed) + (1.0 - BETA) * q * (ours - mixed)
-                mean += q * (ours - mixed)
-            else:
-                value += tl.abs(q - p) * 0.5
-                mean += q * (tl.where(q > p, 1.0, 0.0) - tl.where(q < p, 1.0, 0.0))
-        total = tl.sum(value, 0)
-        tl.store(values + row, total * TEMPERATURE * TEMPERATURE)
-        if KIND != "forward_kl":
-            middle = total if KIND == "reverse_kl" else tl.sum(mean, 0)
-            for start in range(0, V, BLOCK):
-                at = start + tl.arange(0, BLOCK)
-                inside = at < V
-                ours = tl.where(inside, _load(student, at, inside, factor) - ours_all, 0.0)
-                theirs = tl.where(inside, _load(teacher, at, inside, factor) - theirs_all, 0.0)
-                q = tl.exp(ours)
-                if KIND == "reverse_kl":
-                    slope = q * (ours - theirs - middle)
-                elif KIND == "jsd":
-                    slope = (1.0 - BETA) * q * (ours - _mixture(ours, theirs, BETA) - middle)
-                else:
-                    p = tl.exp(theirs)
-                    slope = 0.5 * q * (tl.where(q > p, 1.0, 0.0) - tl.where(q < p, 1.0, 0.0) - middle)
-                tl.store(slopes + at, (TEMPERATURE * slope).to(out), mask=inside)
+        value = TEMPERATURE * TEMPERATURE * _divergence(
+            student, teacher + row * teacher_stride, slopes, V, factor, ours_all, KIND, TEMPERATURE, BETA, BLOCK
+        )  # fmt: skip
+    tl.store(values + row, value)
 
 
 @dataclass(frozen=True)
