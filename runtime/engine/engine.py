@@ -15,13 +15,11 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from ...models.directory.find import find_checkpoint
-from ...models.structure.lora import Adapter
 from ...models.text.chat_template import conversation_tokens
-from ...system.errors import RuntimeProblem, nearest_name
+from ...system.errors import RuntimeProblem
 from ...system.hardware.primitive_caches import limit_primitive_caches
 from ...system.progress import Log
 from ..blocks.block_cache import BlockCache
-from ..blocks.host_tier import HostTier
 from ..decoder.model import Model
 from ..decoder.prompt_states import prompt_states
 from ..parallel.stages import RankPlace
@@ -29,21 +27,20 @@ from ..requests.options import RequestOptions
 from ..requests.output import RequestOutput
 from ..requests.params import SamplingParams
 from ..requests.sequence import Request, TokenScore
-from ..scheduling.admission import PeakAdmission
-from ..scheduling.policies.table import POLICIES
 from ..scheduling.scheduler import Scheduler
-from ..scheduling.swapping import Swapping
 from ..speculation.drafter import Drafter
 from ..speculation.fixed_length import FixedDrafts
 from ..speculation.lookup import LookupDrafter
 from ..speculation.lookup_first import LookupFirst
 from ..weights.live_weights import LiveWeights
+from .adapters import EngineAdapters
 from .core import EngineCore, Sink
 from .embedding import Pooling, embedding
 from .engine_thread import EngineThread
 from .executors.draft_lengths import drafting_of
 from .executors.executor import Executor
 from .executors.executors import executor_of
+from .explain import explain
 from .loop import EngineLoop, Stream
 from .new_requests import NewRequests, Prompt
 from .ranks.share import EngineShare
@@ -53,6 +50,7 @@ from .scoring import grouped
 from .setup.config import EngineConfig
 from .setup.loading import on_device_of
 from .setup.parts import EngineParts
+from .setup.scheduler import scheduler_of
 
 
 class QueueFull(RuntimeProblem):
@@ -113,7 +111,7 @@ class Engine:
         self.ends = frozenset(directory.end_tokens(share.opened.config))
         self._draft_model = share.draft_model
         self.drafter = self._drafter()
-        scheduler = self._scheduler()
+        scheduler = scheduler_of(config, self.reservation.blocks, self._host)
         executor = executor_of(self._parts(), self.drafter, self._workers)
         scheduler.drafting = drafting = None if self.drafter is None else drafting_of(config, self.drafter, executor)
         scheduler.most_verified = executor.most_verified
@@ -128,28 +126,12 @@ class Engine:
             problem=lambda: None if workers is None else workers.problem,
         )
         self._new = NewRequests(self, config.seed)
-        self._adapters: dict[str, str] = {}  # with their fingerprints
+        drafts_itself = share.draft_model is not None and share.draft_model.is_part
+        refused = f"drafter is {config.drafter}, whose layers an adapter would change for drafts, too; use another drafter, or merge the adapter with smelt merge"
+        self._adapters = EngineAdapters(
+            self.model, self.core, self.reservation.adapters, refused if drafts_itself else None
+        )
         self.loop = EngineLoop(self, thread or EngineThread())
-
-    def _scheduler(self) -> Scheduler:
-        config, host = self.config, self._host
-        swapping = None
-        if host is not None:
-            swapping = Swapping(config.swap, config.block_positions, host.measured_cost())
-        cache = BlockCache(
-            self.reservation.blocks,
-            config.block_positions,
-            enable_prefix_caching=config.enable_prefix_caching,
-            host=None if host is None else HostTier(host.slots),
-        )
-        return Scheduler(
-            cache,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            policy=POLICIES[config.policy](),
-            admission=PeakAdmission(cache) if config.admission == "predicted" else None,
-            swapping=swapping,
-        )
 
     def _drafter(self) -> Drafter | None:
         lookup = LookupDrafter() if self.config.looks_up else None
@@ -191,7 +173,7 @@ class Engine:
                 )
             live = LiveWeights(config, self.model.dtype, names, load)
             self.model = Model(live, self.model.operators)
-            self._adapters = {}
+            self._adapters.forget(self.model)
             self.cache.forget()
             self.core.executor = executor_of(self._parts(), self.drafter, self._workers)
 
@@ -234,7 +216,7 @@ class Engine:
     @property
     def adapters(self) -> list[str]:
         """The names of the LoRA adapters that are loaded."""
-        return list(self._adapters)
+        return self._adapters.names
 
     def load_adapter(self, name: str, directory: str | Path) -> None:
         """Load a LoRA adapter beside the model; requests name it with ``adapter``.
@@ -246,20 +228,7 @@ class Engine:
         Raises:
             SmeltError: it is not an adapter, is of another model or kind, does not fit in memory, or the name is taken.
         """
-        found = Adapter(Path(directory))
-        with self.core.lock:
-            if name in self._adapters:
-                raise RuntimeProblem(
-                    f"an adapter named {name!r} is loaded already; unload it first, or choose another name"
-                )
-            if self._draft_model is not None and self._draft_model.is_part:
-                raise RuntimeProblem(
-                    f"drafter is {self.config.drafter}, whose layers an adapter would change for drafts, too; use another drafter, or merge the adapter with smelt merge"
-                )
-            adapters = self.model.adapters()
-        # Steps go on meanwhile: no request can name it yet.
-        adapters.load(name, found, self.reservation.adapters)
-        self._adapters[name] = found.fingerprint()
+        self._adapters.load(name, Path(directory))
 
     def unload_adapter(self, name: str) -> None:
         """Drop a LoRA adapter.
@@ -267,16 +236,7 @@ class Engine:
         Raises:
             RuntimeProblem: there is none of that name, or requests for it are not finished.
         """
-        with self.core.lock:
-            if name not in self._adapters:
-                raise RuntimeProblem(f"no adapter named {name!r} is loaded{nearest_name(name, self.adapters)}")
-            count = sum(request.adapter == name for request in self.core.requests.values())
-            if count:
-                raise RuntimeProblem(
-                    f"{count} requests for the adapter {name!r} are running; wait for them, or abort them"
-                )
-            self.model.adapters().unload(name)
-            del self._adapters[name]
+        self._adapters.unload(name)
 
     def generate(
         self,
@@ -542,28 +502,12 @@ class Engine:
 
     def explain(self) -> dict[str, str]:
         """The kernel of each linear, by role; layers with the same one share an entry."""
-        found: dict[str, dict[str, list[int]]] = {}
-        for name, module in self.model.linears().items():
-            parts = name.split(" ", 2)
-            role, layer = (parts[2], int(parts[1])) if parts[0] == "layer" else (name, -1)
-            if role.startswith("expert "):
-                role = "experts' " + role.split(" ", 2)[2]
-            found.setdefault(role, {}).setdefault(module.explain(), []).append(layer)
-        explanations = {}
-        for role, kinds in found.items():
-            for explanation, layers in kinds.items():
-                where = "" if len(kinds) == 1 else f" of layers {', '.join(map(str, dict.fromkeys(layers)))}"
-                explanations[role + where] = explanation
-        lowered = self.model.operators.explain_layers()
-        return explanations if lowered is None else {**explanations, "layers": lowered}
+        return explain(self.model)
 
     def _request(self, prompt: Prompt, params: SamplingParams, id: str | None, options: RequestOptions) -> Request:
         """A checked request, not queued yet."""
-        adapter = options.get("adapter")
-        fingerprint = None if adapter is None else self._adapters.get(adapter)
-        if adapter is not None and fingerprint is None:
-            raise RuntimeProblem(f"no adapter named {adapter!r} is loaded{nearest_name(adapter, self.adapters)}")
-        return self._new.of_prompt(prompt, params, id, options, salt=(fingerprint or "").encode())
+        salt = self._adapters.salt(options.get("adapter"))
+        return self._new.of_prompt(prompt, params, id, options, salt=salt)
 
     def _check_queue(self, arriving: int = 0) -> None:
         most, waiting = self.config.max_waiting, len(self.scheduler.waiting) + arriving
@@ -571,8 +515,7 @@ class Engine:
             raise QueueFull(f"{waiting} requests are waiting already, as many as max_waiting allows; try again later")
 
     def _submit(self, request: Request, sink: Sink | None) -> None:
-        if request.adapter is not None and not request.salt.endswith(self._adapters.get(request.adapter, "?").encode()):
-            raise RuntimeProblem(f"the adapter {request.adapter!r} was unloaded meanwhile")
+        self._adapters.check(request)
         at = self.config.upper_bits_at
         scores = any(sequence.expected for sequence in request.sequences)
         if at is not None and request.adapter is None and not scores and len(self.scheduler.waiting) >= at:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from smelt.runtime import RuntimeProblem, SamplingParams
@@ -15,6 +16,7 @@ from smelt.runtime.engine.setup.loading import in_own_thread
 
 from ...tiny import SMELT_6M
 from ..drive import engine
+from ..random_adapter import adapter_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 
@@ -201,14 +203,15 @@ def test_a_member_that_leaves_hands_over_what_it_has() -> None:
     assert asyncio.run(asyncio.wait_for(leave(), 20)) == "abort"
 
 
-def test_an_adapter_that_is_unloaded_meanwhile_is_an_error(running: Engine) -> None:
-    running._adapters["mine"] = "fingerprint"
+def test_an_adapter_that_is_unloaded_meanwhile_is_an_error(running: Engine, tmp_path: Path) -> None:
+    adapter_of(SMELT_6M, tmp_path, target_modules=["q_proj"])
+    running.load_adapter("mine", tmp_path)
 
     async def ask() -> str | None:
         busy = threading.Event()
         running.loop.call(busy.wait)  # what comes now waits behind it
         stream = running.start([5, 6, 7], GREEDY, adapter="mine")
-        del running._adapters["mine"]
+        running.unload_adapter("mine")
         busy.set()
         return (await stream.last()).error
 
