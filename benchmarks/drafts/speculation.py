@@ -88,9 +88,10 @@ def measure(
     *,
     turns: int,
     forced: Acceptance | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Medians of turns without and with drafts."""
-    engine = opened(pair)
+    """Medians of turns without and with drafts, by an engine with these options."""
+    engine = opened(pair, **options)
     drafting = engine.drafting
     assert isinstance(drafting, AdaptiveDrafts)
     draft(engine, None)

@@ -155,6 +155,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
             }
             return pybind11::make_tuple(best, highest, total);
         });
+    module.attr("SHARED_MARK") = smelt::kSharedMark;
+    pybind11::class_<smelt::Shared>(module, "Shared")
+        .def(pybind11::init([](Address memory, int rank, int count, int64_t room) {
+            return smelt::Shared{at<uint8_t>(memory), rank, count, room};
+        }));
+    module.def(
+        "share_part",
+        [](const smelt::Shared& shared, uint64_t turn, Address values, int64_t bytes) {
+            smelt::share_part(shared, turn, at<void>(values), bytes);
+        },
+        Free());
+    module.def(
+        "sum_parts",
+        [](const smelt::Shared& shared, uint64_t turn, Address out, int64_t count, bool wide, int64_t patience) {
+            return smelt::sum_parts(shared, turn, at<void>(out), count, wide, patience);
+        },
+        Free());
     module.def("draw_tokens", [](const pybind11::list& asked, int threads) {
         std::vector<smelt::Draw> draws;
         for (const auto& one : asked) {

@@ -178,4 +178,18 @@ void decode(const std::vector<Layer>& layers, const std::vector<Cache>& caches, 
             const std::vector<Rotation>& rotations, const Places& places, const int64_t* order, const int64_t* tables,
             const int64_t* stops, int64_t table_width, const std::vector<Taken>& taken, int threads);
 
+// Memory that processes share: a mark of each, then `room` bytes twice for each.
+constexpr int64_t kSharedMark = 64;
+struct Shared {
+    uint8_t* memory;
+    int rank, count;
+    int64_t room;
+};
+
+// Leaves this process' part of a sum there, up to room bytes; turns are counted from 1.
+void share_part(const Shared& shared, uint64_t turn, const void* values, int64_t bytes);
+
+// All parts' sum, of float32 (wide) or bfloat16; false if some are not there within so many nanoseconds.
+bool sum_parts(const Shared& shared, uint64_t turn, void* out, int64_t count, bool wide, int64_t patience);
+
 }  // namespace smelt

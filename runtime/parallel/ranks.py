@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ...system.errors import RuntimeProblem
+from .shared_memory import Others, SharedMemory
 
 # Those that wait for the next step may wait for days.
 _PATIENCE = timedelta(days=30)
@@ -144,6 +146,13 @@ class Ranks:
                     " the same files"
                 )
 
+    def share_memory(self, kernels: Any) -> None:
+        """Sum through memory that the ranks share, where all are on one machine and can. All ranks call it.
+
+        Args:
+            kernels: Smelt's compiled CPU kernels; None if there are none here.
+        """
+
     def limit(self, seconds: float) -> None:
         """Wait for others no longer than so; without a limit until they have ended."""
 
@@ -185,6 +194,8 @@ class ConnectedRanks(Ranks):
         self._store, self._device, self._here_only, self._others = store, device, here_only, others
         self._parts: list[ConnectedRanks] = []
         self._patience = _PATIENCE
+        self._memory: SharedMemory | None = None
+        self._processes: Others | None = None
         self._closing, self._closed = threading.Lock(), False
         self._messages = _gloo(PrefixStore("smelt messages", store), rank, count, here_only=here_only, others=others)
         self._tensors: Any = self._messages
@@ -223,11 +234,33 @@ class ConnectedRanks(Ranks):
         self._parts.append(found)
         return found
 
+    def share_memory(self, kernels: Any) -> None:
+        if self._here_only and self._device == "cpu":
+            self._processes = Others(self.gather_data(os.getpid()))
+            self._memory = SharedMemory.of(self, kernels)
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         tensor = tensor.contiguous()
+        if self._memory is not None and self._memory.takes(tensor):
+            self._memory.all_reduce(tensor, self._look_for(time.monotonic()))
+            return tensor
         with lost():
             self.wait(self._tensors.allreduce([tensor]))
         return tensor
+
+    def _look_for(self, begun: float) -> Callable[[], None]:
+        """What ends waiting in shared memory: an end of the connections or of another rank, or too long a time."""
+
+        def look() -> None:
+            if self._closed:
+                raise RankLost("another rank has ended")
+            ended = None if self._processes is None else self._processes.ended()
+            if ended is not None:
+                raise RankLost(f"rank {ended} has ended, so this one cannot go on")
+            if time.monotonic() - begun > self._patience.total_seconds():
+                raise RankLost(f"another rank has not answered within {self._patience.total_seconds():g} seconds")
+
+        return look
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int = -1) -> Tensor:
         missing = max(sizes) - tensor.shape[dim]

@@ -33,7 +33,7 @@ class ModelDrafter(StepwiseDrafter):
         # Its length may be shorter than the verifier's.
         super().__init__(cache, model.draw_tokens, verifying, longest=model.spec.max_length)
         self.model = model
-        self._divided = divided
+        self._divided, self.is_whole = divided, divided is None
         # Other ranks' blocks would have to be copied, too.
         self.longest_branch = None if divided is None else 1
 

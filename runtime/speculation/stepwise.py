@@ -54,10 +54,12 @@ class StepwiseDrafter(ABC):
     Attributes:
         longest_branch: one token, or as many as the chain where a branch can go on beside it.
         behind: how many positions before a token have keys and values that depend on it.
+        is_whole: whether this process has all of it; else each of several ranks has a part.
     """
 
     longest_branch: int | None = None
     behind = 0
+    is_whole = True
 
     def __init__(
         self,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,9 @@ class TorchExecutor:
         self._device = on_device_of(parts.model)
         self._seed = parts.config.seed
         self._workers = workers
+        self._drafting: Callable[[], AbstractContextManager[None]] = nullcontext
+        if workers is not None and weights is not None and weights.is_whole:
+            self._drafting = workers.waiting
         self.drafter = drafter
 
     def execute(self, plan: StepPlan) -> StepHandle:
@@ -91,7 +95,8 @@ class TorchExecutor:
         if drafts:
             weights = weights_of(self.drafter)
             assert weights is not None
-            return weights.compute(runs)
+            with self._drafting():
+                return weights.compute(runs)
         return self.by_model(runs)
 
     @torch.inference_mode()
@@ -100,7 +105,8 @@ class TorchExecutor:
         with nullcontext() if self._workers is None else self._workers.watched():
             self._move_blocks(plan)
             begun = time.perf_counter()
-            proposed = Drafts() if self.drafter is None else self.drafter.propose(plan)
+            with self._drafting():
+                proposed = Drafts() if self.drafter is None else self.drafter.propose(plan)
             drafted = time.perf_counter()
             parts = [self._laid_out(chunk, proposed.of.get(chunk.sequence)) for chunk in plan.chunks]
             # Other ranks may copy all at once, so that none may depend on another.

@@ -14,6 +14,7 @@ from ....system.progress import Log
 from ...cache_types import BY_NAME, cache_type_of, names_for
 from ...decoder.model import Model
 from ...decoder.parts.kv_cache import KeysValues
+from ...native.library import kernels
 from ...parallel.stages import RankPlace
 from ...weights.checkpoint import Checkpoint
 from ..drafters.draft_weights import DraftWeights
@@ -76,6 +77,8 @@ class EngineShare:
             SmeltError: it cannot be read, or served, or does not fit in memory, on this rank or another.
         """
         world = place.world
+        if place.ranks.count > 1 and config.device == "cpu":
+            place.ranks.share_memory(kernels(log) if config.native else None)
         with each_loaded(world):
             opened, model = load_model(checkpoint, config, log=log, place=place)
         check_same(world, opened)

@@ -291,6 +291,16 @@ class Workers:
             self.ranks.broadcast(torch.tensor(numbers[_FIRST - 1 :]))
 
     @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within it the other ranks wait for this one, which computes with the threads of all."""
+        share = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(share)
+
+    @contextmanager
     def watched(self) -> Iterator[None]:
         """Within it all ranks compute together: if that fails, none can go on, and they are ended.
 

@@ -11,13 +11,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 import torch
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams
+from smelt.runtime.engine.executors.torch_executor import TorchExecutor
+from smelt.runtime.native.library import kernels
 from smelt.runtime.parallel import launch
 from smelt.runtime.requests.output import RequestOutput
+from smelt.runtime.speculation.lookup_first import weights_of
+from smelt.runtime.speculation.model_drafter import ModelDrafter
 
 from ...serve_process import started
 from ...tiny import SMELT_6M, make_model, save_model
@@ -31,6 +36,20 @@ PARAMS = [
     SamplingParams(temperature=0.8, top_p=0.9, seed=5, n=3, max_tokens=12, ignore_eos=True),
     SamplingParams(beam_width=3, max_tokens=8, ignore_eos=True),
 ]
+
+
+class Threads:
+    """A model, and with how many threads it computes."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self.counts = model, set[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, *given: Any) -> Any:
+        self.counts.add(torch.get_num_threads())
+        return self._model(*given)
 
 
 @pytest.fixture(scope="module", params=["tp", *(pytest.param(way, marks=pytest.mark.slow) for way in ("pp", "cp"))])
@@ -105,6 +124,14 @@ def test_long_steps_need_a_second_message(two: Engine) -> None:
     assert said(two.generate(prompts, params)) == said(engine(SMELT_6M).generate(prompts, params))
 
 
+def test_ranks_of_one_machine_share_memory(two: Engine) -> None:
+    if kernels(lambda _: None) is None:
+        pytest.skip("Smelt's compiled CPU kernels are not available here")
+    assert two._workers is not None
+    ranks = two._workers.place.ranks
+    assert (getattr(ranks, "_memory", None) is not None) == (two.config.tp > 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "branches"), [("tp", 0), ("tp", 3), ("pp", 3), ("cp", 0)])
 def test_drafts_are_verified_by_all(way: str, branches: int) -> None:
@@ -135,6 +162,28 @@ def test_the_first_rank_drafts(way: str, drafter: str) -> None:
                 assert two.drafting.total.acceptance == 1
         finally:
             two.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [str(SMELT_6M), "early-exit:3"], ids=["whole", "divided"])
+def test_while_others_wait_their_threads_draft(drafter: str) -> None:
+    """Where each rank has a part of what drafts, they do not wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with contextlib.closing(engine(SMELT_6M, drafter=drafter, draft_tokens=3, tp=2)) as two:
+            executor = two.executor
+            assert isinstance(executor, TorchExecutor)
+            weights = weights_of(two.drafter)
+            assert isinstance(weights, ModelDrafter)
+            drafting, verifying = Threads(weights.model), Threads(executor.model)
+            weights.model, executor.model = drafting, verifying  # pyright: ignore[reportAttributeAccessIssue]
+            two.generate(PROMPTS, PARAMS[0])
+            assert verifying.counts == {2}
+            assert drafting.counts == ({4} if drafter == str(SMELT_6M) else {2})
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.slow
