@@ -146,12 +146,16 @@ class Ranks:
                     " the same files"
                 )
 
-    def share_memory(self, kernels: Any) -> None:
-        """Sum through memory that the ranks share, where all are on one machine and can. All ranks call it.
+    def share_memory(self, kernels: Any) -> bool:
+        """Sum through memory that the ranks share, where Smelt has started all of them on one machine. All ranks call it.
 
         Args:
             kernels: Smelt's compiled CPU kernels; None if there are none here.
+
+        Returns:
+            Whether they do, now.
         """
+        return False
 
     def limit(self, seconds: float) -> None:
         """Wait for others no longer than so; without a limit until they have ended."""
@@ -234,10 +238,11 @@ class ConnectedRanks(Ranks):
         self._parts.append(found)
         return found
 
-    def share_memory(self, kernels: Any) -> None:
+    def share_memory(self, kernels: Any) -> bool:
         if self._here_only and self._device == "cpu":
             self._processes = Others(self.gather_data(os.getpid()))
             self._memory = SharedMemory.of(self, kernels)
+        return self._memory is not None
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         tensor = tensor.contiguous()

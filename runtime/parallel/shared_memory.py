@@ -14,6 +14,7 @@ import psutil
 import torch
 from torch import Tensor
 
+_PLACE = "/dev/shm"
 # Bytes of a part; longer tensors are summed in pieces.
 _ROOM = 1 << 20
 # While others are waited for, how often it is looked whether they live.
@@ -43,8 +44,7 @@ class SharedMemory:
     @staticmethod
     def file_of(kernels: Any, count: int) -> Path:
         """A new file for so many ranks; whoever has it open keeps the memory when it is deleted."""
-        places = [place for place in ("/dev/shm",) if os.access(place, os.W_OK)]
-        handle, name = tempfile.mkstemp(prefix="smelt-", dir=next(iter(places), None))
+        handle, name = tempfile.mkstemp(prefix="smelt-", dir=_PLACE if os.access(_PLACE, os.W_OK) else None)
         try:
             os.posix_fallocate(handle, 0, count * (kernels.SHARED_MARK + 2 * _ROOM))
         except OSError:
@@ -69,13 +69,15 @@ class SharedMemory:
         if all(ranks.gather_data(kernels is not None)):
             with contextlib.suppress(OSError):
                 file = cls.file_of(kernels, ranks.count) if ranks.rank == 0 else None
-        name = ranks.broadcast_data(None if file is None else str(file))
-        if name is not None:
-            with contextlib.suppress(OSError):
-                found = cls(Path(name), kernels, ranks.rank, ranks.count)
-        everywhere = all(ranks.gather_data(found is not None))
-        if file is not None:
-            file.unlink()
+        try:
+            name = ranks.broadcast_data(None if file is None else str(file))
+            if name is not None:
+                with contextlib.suppress(OSError):
+                    found = cls(Path(name), kernels, ranks.rank, ranks.count)
+            everywhere = all(ranks.gather_data(found is not None))
+        finally:
+            if file is not None:
+                file.unlink()
         return found if everywhere else None
 
     def takes(self, tensor: Tensor) -> bool:

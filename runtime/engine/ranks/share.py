@@ -78,7 +78,9 @@ class EngineShare:
         """
         world = place.world
         if place.ranks.count > 1 and config.device == "cpu":
-            place.ranks.share_memory(kernels(log) if config.native else None)
+            compiled = kernels(log) if config.native else None
+            if not place.ranks.share_memory(compiled) and compiled is not None:
+                log("the ranks share no memory and add up by gloo, so that steps take longer")
         with each_loaded(world):
             opened, model = load_model(checkpoint, config, log=log, place=place)
         check_same(world, opened)

@@ -100,6 +100,18 @@ def test_without_kernels_on_one_rank_none_shares_memory(
     assert not made[0].exists()
 
 
+def test_a_full_disk_leaves_nothing_and_shares_nothing(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("smelt.runtime.parallel.shared_memory._PLACE", str(tmp_path))
+    monkeypatch.setattr("os.posix_fallocate", full)
+    assert on_ranks(2, lambda ranks: SharedMemory.of(ranks, kernels)) == [None, None]
+    assert not list(tmp_path.iterdir())
+
+
 def waiting(kernels: Any, then: Callable[[ConnectedRanks], None], seconds: float | None) -> tuple[str, float]:
     """What the first rank says that waits for a second one that does not come, and after how long."""
     store, said = HashStore(), list[str]()
