@@ -115,6 +115,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         .def("seen", &smelt::Threads::seen, "most"_a, "threads"_a, "count"_a, "piece"_a, "mine"_a, "busy"_a, "time"_a, "at"_a);
     module.def("use_tiles", smelt::use_tiles);
     module.def("tiles_are_used", smelt::tiles_are_used);
+    module.def("dense_tiles_are_used", smelt::dense_tiles_are_used);
+    module.def(
+        "dense_tiles",
+        [](const smelt::Linear& w, Address x, int64_t rows, Address out, int threads) {
+            smelt::dense_tiles(w.dense, w.bias, at<bf16>(x), rows, w.outputs, w.columns, at<bf16>(out), threads);
+        },
+        Free());
     module.def(
         "linear_tiles",
         [](const smelt::Linear& weight, Address x, int64_t rows, Address out, int threads) {

@@ -45,6 +45,12 @@ bool tiles_are_used();
 void linear_dense(const bf16* weight, const bf16* bias, const bf16* x, int64_t rows, int64_t outputs, int64_t columns, bf16* out,
                   int threads);
 
+// The same in another order, on matrix tiles; emulated, for tests, where this processor has none or they are not used.
+void dense_tiles(const bf16* weight, const bf16* bias, const bf16* x, int64_t rows, int64_t outputs, int64_t columns, bf16* out, int threads);
+
+// Whether the processor's tiles compute them, and so `linear` as well, for any number of rows.
+bool dense_tiles_are_used();
+
 struct Norm {
     const float* weight;
     int64_t size;

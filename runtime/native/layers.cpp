@@ -30,7 +30,7 @@ void linear(const Linear& weight, const bf16* x, int64_t rows, bf16* out, int th
     if (weight.codes)
         linear_codes(*weight.codes, x, rows, weight.group, rows <= weight.exact_rows ? 2 : 1, out, threads);
     else
-        linear_dense(weight.dense, weight.bias, x, rows, weight.outputs, weight.columns, out, threads);
+        (dense_tiles_are_used() ? dense_tiles : linear_dense)(weight.dense, weight.bias, x, rows, weight.outputs, weight.columns, out, threads);
 }
 
 void decode(const std::vector<Layer>& layers, const std::vector<Cache>& caches, bf16* hidden, int64_t rows, int64_t width,

@@ -103,7 +103,7 @@ void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* 
             else widen_codes<kPlanes>(codes, w.lower + tile * bytes, w.columns, wide.data());
             codes = wide.data();
         }
-        Tiles set(step);
+        Tiles set{TileShapes(step)};
         for (int64_t row = begin; row < std::min(rows, begin + together); row += kRows)
             rows_by_tile<Tiles, Scale>(set, step, w, codes, rounded, row, tile, out);
     });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from types import ModuleType
 from typing import Self
@@ -23,9 +24,7 @@ _EXACT_ROWS = 2
 _TOGETHER = (128, 64, 32, 16, 8)
 # More products of 255 by 128 might not fit in 32 bits.
 _LONGEST_SUM = 1 << 16
-# Up to this many rows our bfloat16 product was measured to be at least as fast as torch's; where torch has AMX, only up to
-# the rows for which reading the weight dominates; without instructions for bfloat16 it was three times as fast for any.
-DENSE_ROWS = 8 if "amx_bf16" in processor_features() else 64 if "avx512_bf16" in processor_features() else 1 << 62
+_ANY = 1 << 62
 
 
 class CodesLinear:
@@ -162,8 +161,20 @@ class CodesLinear:
         return f"Smelt's kernel, {matrix.format} weights{kept}, inputs of 16 bits up to {self._exact} rows, {many}"
 
 
+def dense_rows(kernels: ModuleType) -> int:
+    """Up to how many rows our product of bfloat16 was measured to be at least as fast as torch's.
+
+    On AMX tiles, and where there are no instructions for bfloat16, for any number; where torch has AMX and we do not, for as few
+    as take no longer than reading the weight.
+    """
+    features = processor_features()
+    if kernels.dense_tiles_are_used() or "avx512_bf16" not in features:
+        return _ANY
+    return 8 if "amx_bf16" in features else 64
+
+
 class NativeDenseLinear:
-    """bfloat16 weights: a memory-bound kernel for few rows, torch's product for many.
+    """bfloat16 weights: a memory-bound kernel for few rows, torch's product for more than :func:`dense_rows`.
 
     With ``any_rows`` the kernel computes them all, so that a row's results do not depend on the other rows.
 
@@ -177,8 +188,8 @@ class NativeDenseLinear:
         self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, suffix: str, *, any_rows: bool = False
     ) -> None:
         self._kernels = kernels
-        self._most = 1 << 62 if any_rows else DENSE_ROWS
-        self.same_rows = None if self._most > 1 << 32 else self._most
+        self._most = _ANY if any_rows else dense_rows(kernels)
+        self.same_rows = None if self._most == _ANY else self._most
         self._weight = in_large_pages(weight)
         self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
         outputs, columns = weight.shape
@@ -188,17 +199,25 @@ class NativeDenseLinear:
         self.numel = weight.numel()
         self.columns = weight.shape[1]
         self.nbytes = weight.nbytes
-        which = "Smelt's kernel" if self.same_rows is None else f"Smelt's kernel up to {DENSE_ROWS} rows, then F.linear"
-        self._explanation = f"{which}, bfloat16{suffix}"
+        tiles = " on matrix tiles" if kernels.dense_tiles_are_used() else ""
+        more = "" if self.same_rows is None else f" up to {self.same_rows} rows, then F.linear"
+        self._explanation = f"Smelt's kernel{tiles}{more}, bfloat16{suffix}"
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
         if rows > self._most or rows == 0:
             return functional.linear(x, self._weight, self._bias)
+        return self._by(self._kernels.linear, x)
+
+    def on_tiles(self, x: Tensor) -> Tensor:
+        """What AMX tiles give, or would give: emulated, slowly, where they are not used."""
+        return self._by(self._kernels.dense_tiles, x)
+
+    def _by(self, kernel: Callable[..., None], x: Tensor) -> Tensor:
         assert x.shape[1] == self.columns, "the kernel sees no shapes"
-        out = torch.empty(rows, self._weight.shape[0], dtype=torch.bfloat16)
+        out = torch.empty(x.shape[0], self._weight.shape[0], dtype=torch.bfloat16)
         x = x.contiguous()
-        self._kernels.linear(self.handle, x.data_ptr(), rows, out.data_ptr(), torch.get_num_threads())
+        kernel(self.handle, x.data_ptr(), x.shape[0], out.data_ptr(), torch.get_num_threads())
         return out
 
     def explain(self) -> str:

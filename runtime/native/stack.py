@@ -15,7 +15,7 @@ from ..decoder.parts.feed_forward import GatedFeedForward
 from ..decoder.parts.kv_cache import KeysValues
 from ..decoder.parts.operators import LayerParts, Rotation
 from .cache import LARGEST_HEAD, also_addresses, layer_handle, stores
-from .linears import DENSE_ROWS, CodesLinear, NativeDenseLinear
+from .linears import CodesLinear, NativeDenseLinear, dense_rows
 from .rows import ACTIVATIONS, NativeRmsNorm
 
 
@@ -24,6 +24,7 @@ class NativeStack:
 
     def __init__(self, kernels: ModuleType, layers: list[LayerParts], ropes: list[str]) -> None:
         self._kernels = kernels
+        self._most = dense_rows(kernels)
         self._kept = layers
         self._ropes = ropes
         self._layers = kernels.Layers([_layer(kernels, parts, ropes) for parts in layers])
@@ -32,7 +33,7 @@ class NativeStack:
 
     def takes(self, batch: Batch, store: KeysValues) -> bool:
         """Whether a step is of this kind; for more rows torch's bfloat16 product is faster."""
-        return not batch.prompts and len(batch.tokens) <= DENSE_ROWS and stores(store)
+        return not batch.prompts and len(batch.tokens) <= self._most and stores(store)
 
     def __call__(
         self,

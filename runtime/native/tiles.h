@@ -3,18 +3,22 @@
 // Instructions are written out, because the compiler's own functions for them do not tell it which memory they read.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
+#include "simd.h"
+
 namespace smelt {
 
-// Numbers 0 to 3 hold sums [16 rows][16 outputs], 4 and 5 inputs [16 rows][step], 6 and 7 weights [step / 4][16 outputs][4].
+// Numbers 4 and 5 hold the left side, 16 rows of `step` bytes, 6 and 7 the right side, [step / 4][columns][4 bytes], and 0 to 3 sums, of 4 by 6, 4
+// by 7, 5 by 6 and 5 by 7. Numbers 6 and 7 may have fewer than 16 columns.
 struct TileShapes {
     alignas(64) uint8_t bytes[64] = {1};
 
-    explicit TileShapes(int step) {
+    explicit TileShapes(int step, int columns_6 = 16, int columns_7 = 16) {
         for (int tile = 0; tile < 8; tile++) {
-            const uint16_t width = tile == 4 || tile == 5 ? step : 64;
+            const uint16_t width = tile == 4 || tile == 5 ? step : 4 * (tile % 2 ? columns_7 : columns_6);
             std::memcpy(bytes + 16 + 2 * tile, &width, 2);
             bytes[48 + tile] = tile >= 6 ? step / 4 : 16;
         }
@@ -27,8 +31,7 @@ struct TileShapes {
 #ifdef __AMX_INT8__
 
 struct ProcessorTiles {
-    explicit ProcessorTiles(int step) {
-        const TileShapes shapes(step);
+    explicit ProcessorTiles(const TileShapes& shapes) {
         asm volatile("ldtilecfg (%0)" ::"r"(shapes.bytes) : "memory");
     }
     ~ProcessorTiles() { asm volatile("tilerelease" ::: "memory"); }
@@ -48,11 +51,19 @@ struct ProcessorTiles {
         asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kTile) : "memory");
     }
 
-    // Adds signed inputs times unsigned weights.
-    template <int kSums, int kInputs, int kWeights>
+    // Adds signed bytes on the left times unsigned ones on the right.
+    template <int kSums, int kLeft, int kRight>
     void multiply() {
-        asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kInputs), "i"(kWeights));
+        asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kLeft), "i"(kRight));
     }
+
+#ifdef __AMX_BF16__
+    // Adds bfloat16 numbers on the left times those on the right.
+    template <int kSums, int kLeft, int kRight>
+    void multiply_bf16() {
+        asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kLeft), "i"(kRight));
+    }
+#endif
 };
 
 #endif
@@ -61,7 +72,7 @@ struct EmulatedTiles {
     TileShapes shapes;
     alignas(64) uint8_t tiles[8][16][64];
 
-    explicit EmulatedTiles(int step) : shapes(step) { std::memset(tiles, 0xee, sizeof tiles); }
+    explicit EmulatedTiles(const TileShapes& shapes) : shapes(shapes) { std::memset(tiles, 0xee, sizeof tiles); }
 
     template <int kTile>
     void zero() {
@@ -80,17 +91,45 @@ struct EmulatedTiles {
             std::memcpy((uint8_t*)to + row * stride, tiles[kTile][row], shapes.width(kTile));
     }
 
-    template <int kSums, int kInputs, int kWeights>
+    template <int kSums, int kLeft, int kRight>
     void multiply() {
-        for (int m = 0; m < shapes.rows(kSums); m++)
-            for (int n = 0; n < 16; n++) {
-                int32_t sum;
-                std::memcpy(&sum, &tiles[kSums][m][4 * n], 4);
-                for (int k = 0; k < shapes.width(kInputs); k++)
-                    sum += int32_t(int8_t(tiles[kInputs][m][k])) * int32_t(tiles[kWeights][k / 4][4 * n + k % 4]);
-                std::memcpy(&tiles[kSums][m][4 * n], &sum, 4);
+        for (int m = 0; m < 16; m++)
+            for (int n = 0; n < shapes.width(kRight) / 4; n++) {
+                int32_t sum = at<int32_t>(kSums, m, n);
+                for (int k = 0; k < shapes.width(kLeft); k++)
+                    sum += int32_t(int8_t(tiles[kLeft][m][k])) * int32_t(tiles[kRight][k / 4][4 * n + k % 4]);
+                put(kSums, m, n, sum);
             }
     }
+
+    // The processor adds up the products of even and of odd places apart, and then both to what was there; subnormal numbers are zero.
+    template <int kSums, int kLeft, int kRight>
+    void multiply_bf16() {
+        for (int m = 0; m < 16; m++)
+            for (int n = 0; n < shapes.width(kRight) / 4; n++) {
+                float part[2] = {};
+                for (int k = 0; k < shapes.width(kLeft) / 2; k++) {
+                    const float left = normal(widen(at<bf16>(kLeft, m, k))), right = normal(widen(at<bf16>(kRight, k / 2, 2 * n + k % 2)));
+                    part[k % 2] = normal(std::fmaf(left, right, part[k % 2]));
+                }
+                put(kSums, m, n, normal(at<float>(kSums, m, n) + normal(part[0] + part[1])));
+            }
+    }
+
+private:
+    template <class T>
+    T at(int tile, int row, int column) const {
+        T value;
+        std::memcpy(&value, &tiles[tile][row][column * sizeof(T)], sizeof(T));
+        return value;
+    }
+
+    template <class T>
+    void put(int tile, int row, int column, T value) {
+        std::memcpy(&tiles[tile][row][column * sizeof(T)], &value, sizeof(T));
+    }
+
+    static float normal(float value) { return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value; }
 };
 
 }  // namespace smelt

@@ -1,4 +1,4 @@
-"""Products on AMX tiles compared with those on vector instructions: ``python -m smelt.runtime.native.try_tiles LIBRARY``.
+"""Products on AMX tiles compared with those on vector instructions, or emulated: ``python -m smelt.runtime.native.try_tiles LIBRARY``.
 
 Exits with a :class:`~.library.Verdict`. It runs in a separate process, since an instruction that the operating system refuses
 kills the process.
@@ -14,7 +14,7 @@ import torch
 
 from ..weights.matrix import Matrix
 from .library import Verdict, imported
-from .linears import CodesLinear
+from .linears import CodesLinear, NativeDenseLinear
 
 _SHAPES = ((48, 256, 32), (80, 384, 128), (33, 512, 512))
 
@@ -34,11 +34,16 @@ def tried(kernels: ModuleType) -> Verdict:
                 linears.append(CodesLinear(kernels, matrix, None, exact=False, planes=True))
             inputs = [torch.randn(rows, columns, generator=generator).bfloat16() for rows in (16, 33, 64)]
             cases += [(linear, x) for linear in linears for x in inputs]
-    expected = [linear(x) for linear, x in cases]
+    dense = []
+    for outputs, columns, _ in _SHAPES:
+        weight = torch.randn(outputs, columns, generator=generator).bfloat16()
+        linear = NativeDenseLinear(kernels, weight, None, "", any_rows=True)
+        dense += [(linear, torch.randn(rows, columns, generator=generator).bfloat16()) for rows in (1, 17, 33)]
+    expected = [linear(x) for linear, x in cases] + [linear.on_tiles(x) for linear, x in dense]
     if not kernels.use_tiles():
         return Verdict.REFUSED
-    alike = all(torch.equal(linear(x), found) for (linear, x), found in zip(cases, expected, strict=True))
-    return Verdict.RIGHT if alike else Verdict.WRONG
+    found = [linear(x) for linear, x in cases] + [linear.on_tiles(x) for linear, x in dense]
+    return Verdict.RIGHT if all(map(torch.equal, found, expected)) else Verdict.WRONG
 
 
 if __name__ == "__main__":

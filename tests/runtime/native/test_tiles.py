@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 from smelt.runtime.native import library
-from smelt.runtime.native.linears import CodesLinear
+from smelt.runtime.native.linears import CodesLinear, NativeDenseLinear
 from smelt.runtime.native.try_tiles import tried
 from smelt.runtime.weights.matrix import Matrix
 
@@ -62,6 +62,38 @@ def test_matrix_tiles_by_token(compiled: ModuleType) -> None:
     assert torch.equal(found, linear(x))
 
 
+@pytest.mark.parametrize(("outputs", "columns"), [(7, 31), (64, 256), (3, 8), (50, 4133), (75, 2080)])
+def test_bfloat16_on_matrix_tiles(compiled: ModuleType, outputs: int, columns: int) -> None:
+    """Beside float64; a row's numbers do not depend on the other rows, nor on how many tiles these fill."""
+    weight, bias = randn(outputs, columns).bfloat16(), randn(outputs, seed=1).bfloat16()
+    linear = NativeDenseLinear(compiled, weight, bias, "", any_rows=True)
+    x = randn(80, columns, seed=2).bfloat16()
+    found = linear.on_tiles(x)
+    torch.testing.assert_close(found.double(), x.double() @ weight.double().T + bias.double(), rtol=2**-7, atol=2**-5)
+    for rows in (1, 3, 16, 17, 32, 33, 49, 64):
+        assert torch.equal(linear.on_tiles(x[:rows]), found[:rows])
+        assert torch.equal(linear.on_tiles(x[-rows:]), found[-rows:])
+
+
+def test_more_rows_than_stay_together_on_matrix_tiles(compiled: ModuleType) -> None:
+    weight = randn(40, 96).bfloat16()
+    linear = NativeDenseLinear(compiled, weight, None, "", any_rows=True)
+    x = randn(530, 96, seed=2).bfloat16()
+    found = linear.on_tiles(x)
+    torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=2**-7, atol=2**-5)
+    assert torch.equal(linear.on_tiles(x[500:510]), found[500:510])
+
+
+def test_bfloat16_that_is_not_finite_on_matrix_tiles(compiled: ModuleType) -> None:
+    """It stays in its row, and zeros that fill up tiles do not meet the weights of others."""
+    weight = randn(20, 40).bfloat16()
+    weight[3, 39] = float("inf")
+    x = randn(20, 40, seed=1).bfloat16()
+    x[1, 7] = float("nan")
+    found = NativeDenseLinear(compiled, weight, None, "", any_rows=True).on_tiles(x)
+    assert found.isfinite().equal((x.double() @ weight.double().T).isfinite())
+
+
 def test_groups_that_matrix_tiles_do_not_take(compiled: ModuleType) -> None:
     linear = CodesLinear(
         compiled, coded_matrix(4, 40, 200, 8, asymmetric=False, dtype=torch.bfloat16), None, exact=False
@@ -108,8 +140,8 @@ def test_a_trial_of_matrix_tiles_runs(compiled: ModuleType) -> None:
     assert library._tiles_tried(Path(compiled.__file__)) == expected
 
 
-@pytest.mark.parametrize("wrong_rows", [0, 33])
-def test_trying_matrix_tiles_finds_what_is_wrong(compiled: ModuleType, wrong_rows: int) -> None:
+@pytest.mark.parametrize("broken", [None, "linear", "dense_tiles"])
+def test_trying_matrix_tiles_finds_what_is_wrong(compiled: ModuleType, broken: str | None) -> None:
     class Tiled:
         """The kernels as they would be with matrix tiles, of which some are broken."""
 
@@ -122,8 +154,14 @@ def test_trying_matrix_tiles_finds_what_is_wrong(compiled: ModuleType, wrong_row
             self.used = True
             return True
 
-        def linear(self, handle: Any, x: int, rows: int, out: int, threads: int) -> None:
-            if not (self.used and rows == wrong_rows):
-                compiled.linear(handle, x, rows, out, threads)
+        def linear(self, *arguments: Any) -> None:
+            self._compute("linear", *arguments)
 
-    assert tried(cast(ModuleType, Tiled())) == (library.Verdict.WRONG if wrong_rows else library.Verdict.RIGHT)
+        def dense_tiles(self, *arguments: Any) -> None:
+            self._compute("dense_tiles", *arguments)
+
+        def _compute(self, name: str, handle: Any, x: int, rows: int, out: int, threads: int) -> None:
+            if not (self.used and name == broken and rows == 33):
+                getattr(compiled, name)(handle, x, rows, out, threads)
+
+    assert tried(cast(ModuleType, Tiled())) == (library.Verdict.WRONG if broken else library.Verdict.RIGHT)
