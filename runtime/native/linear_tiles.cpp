@@ -68,16 +68,20 @@ void rows_by_tile(Tiles& tiles, int step, const Codes& w, const uint8_t* codes, 
         for (int half = 0; half < 2; half++) {
             const int64_t at = 16 * half;
             const __m512 scale = scales_at<Scale>(w.scales, place + at);
-            __m512i zero = _mm512_set1_epi32(1);
-            if (w.zeros) zero = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place + at)));
-            for (int64_t r = 0; r < rows; r++) {
-                const int64_t mine = (row + r) * pieces + p;
-                const __m512i less = _mm512_mullo_epi32(zero, _mm512_set1_epi32(x.less[mine]));
-                __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_load_si512(sums[r] + at), less));
-                if (w.upper) sum = _mm512_add_ps(sum, half_of(x.less[mine]));
-                const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(x.scales[mine]));
-                _mm512_store_ps(totals[r] + at, _mm512_fmadd_ps(sum, factor, _mm512_load_ps(totals[r] + at)));
-            }
+            const auto total = [&]<bool kZeros>() {
+                __m512i zero;
+                if (kZeros) zero = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place + at)));
+                for (int64_t r = 0; r < rows; r++) {
+                    const int64_t mine = (row + r) * pieces + p;
+                    __m512i less = _mm512_set1_epi32(x.less[mine]);
+                    if (kZeros) less = _mm512_mullo_epi32(zero, less);
+                    __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_load_si512(sums[r] + at), less));
+                    if (w.upper) sum = _mm512_add_ps(sum, half_of(x.less[mine]));
+                    const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(x.scales[mine]));
+                    _mm512_store_ps(totals[r] + at, _mm512_fmadd_ps(sum, factor, _mm512_load_ps(totals[r] + at)));
+                }
+            };
+            w.zeros ? total.template operator()<true>() : total.template operator()<false>();
         }
     }
     for (int64_t r = 0; r < rows; r++)
