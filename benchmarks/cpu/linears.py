@@ -1,8 +1,8 @@
 """How long the compiled kernels take for a linear, beside a plain read of as much memory as its weight has.
 
-    python -m benchmarks.cpu.linears [--turns 21]
+    python -m benchmarks.cpu.linears [--turns 21] [--rows 1 2 3 4 5 6 8 16] [--results NAME]
 
-Weights of 67 million values, which no cache holds, with rows of 2048 and 8192, in random order. Each measurement stands between two reads of other memory by
+Weights of 67 million values, which no cache holds, with rows of 2048 and 8192, in random order, and torch's product by those of bfloat16. Each measurement stands between two reads of other memory by
 torch's sum of integers, since the speed of a machine's memory may change.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +22,7 @@ from smelt.runtime.native.linears import CodesLinear, NativeDenseLinear
 from smelt.runtime.weights.matrix import Matrix
 from smelt.system.hardware.pages import in_large_pages
 from torch import Tensor
+from torch.nn import functional
 
 from ..common import parser, save
 
@@ -42,9 +44,8 @@ def linears(kernels: ModuleType, columns: int) -> dict[str, tuple[int, Linear]]:
         scale = torch.rand(outputs, columns // GROUP, generator=generator).bfloat16()
         return Matrix(values, f"int{bits}", bits, scale, None)
 
-    dense = NativeDenseLinear(
-        kernels, torch.randn(outputs, columns, generator=generator).bfloat16(), None, "", any_rows=True
-    )
+    weight = in_large_pages(torch.randn(outputs, columns, generator=generator).bfloat16())
+    dense = NativeDenseLinear(kernels, weight, None, "", any_rows=True)
     planes = CodesLinear(kernels, codes(8), None, exact=False, few_exact=False, planes=True)
     upper = planes.upper()
     assert upper is not None
@@ -55,7 +56,8 @@ def linears(kernels: ModuleType, columns: int) -> dict[str, tuple[int, Linear]]:
         "W4in8 that drafts": planes,
         "its upper bits": upper,
     }
-    return {name: (linear.nbytes, linear) for name, linear in kinds.items()}
+    by_torch = {"bfloat16, by torch": (weight.nbytes, partial(functional.linear, weight=weight))}
+    return {name: (linear.nbytes, linear) for name, linear in kinds.items()} | by_torch
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -66,27 +68,27 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 @torch.inference_mode()
-def measured(kernels: ModuleType, columns: int, turns: int) -> list[dict[str, Any]]:
+def measured(kernels: ModuleType, columns: int, turns: int, rows: Sequence[int]) -> list[dict[str, Any]]:
     """Of each kind and number of rows its time beside a read's, in turns."""
     kinds = linears(kernels, columns)
     memory = in_large_pages(torch.ones(VALUES // 4, dtype=torch.int64))
-    inputs = {rows: torch.randn(rows, columns).bfloat16() for rows in ROWS}
-    ratios: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in kinds for rows in ROWS}
+    inputs = {count: torch.randn(count, columns).bfloat16() for count in rows}
+    ratios: dict[tuple[str, int], list[float]] = {(name, count): [] for name in kinds for count in rows}
     reads = []
     order = random.Random(0)
     for _ in range(turns):
         before = seconds(memory.sum)
-        for name, rows in order.sample(list(ratios), len(ratios)):
+        for name, count in order.sample(list(ratios), len(ratios)):
             size, linear = kinds[name]
-            taken = seconds(lambda linear=linear, rows=rows: linear(inputs[rows]))
+            taken = seconds(lambda linear=linear, count=count: linear(inputs[count]))
             after = seconds(memory.sum)
-            ratios[name, rows].append(taken / size / ((before + after) / 2 / memory.nbytes))
+            ratios[name, count].append(taken / size / ((before + after) / 2 / memory.nbytes))
             reads.append(after)
             before = after
     speeds = sorted(memory.nbytes / each / 1e9 for each in reads)
     middle = {"columns": columns, "read_gb_s": [round(speeds[len(speeds) * i // 4], 1) for i in (1, 2, 3)]}
     return [
-        {**middle, "kind": name, "beside_read": {str(n): round(statistics.median(ratios[name, n]), 3) for n in ROWS}}
+        {**middle, "kind": name, "beside_read": {str(n): round(statistics.median(ratios[name, n]), 3) for n in rows}}
         for name in kinds
     ]
 
@@ -95,16 +97,21 @@ def main() -> None:
     """Measure, print, and keep."""
     options = parser(__doc__)
     options.add_argument("--turns", type=int, default=21)
-    turns = options.parse_args().turns
+    options.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    options.add_argument("--results", default="cpu_linears", help="file of the results, %(default)s by default")
+    given = options.parse_args()
     kernels = library.kernels(print)
     if kernels is None:
         raise SystemExit("this machine cannot run the compiled kernels")
     rows = []
     for columns in COLUMNS:
-        for row in measured(kernels, columns, turns):
+        for row in measured(kernels, columns, given.turns, given.rows):
             print(row, flush=True)
             rows.append(row)
-    save("cpu_linears", f"python -m benchmarks.cpu.linears --turns {turns}", {"turns": turns, "rows": rows})
+    counts = "" if given.rows == list(ROWS) else f" --rows {' '.join(map(str, given.rows))}"
+    results = "" if given.results == "cpu_linears" else f" --results {given.results}"
+    command = f"python -m benchmarks.cpu.linears --turns {given.turns}{counts}{results}"
+    save(given.results, command, {"turns": given.turns, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -66,9 +66,10 @@ public:
           numbers_(std::make_unique_for_overwrite<Line[]>(panels() * kSide * steps_)) {
         spread(threads, panels() * steps_, std::max<int64_t>(1, std::min<int64_t>(64, steps_)), [&](int64_t i) {
             const int64_t panel = i / steps_, k = i % steps_ * kStep, row = panel * kSide, length = std::min(kStep, columns - k);
+            const int64_t taken = std::min(kSide, rows - row);
+            if (narrow_ && taken <= kFew) return put_few(x + row * columns + k, columns, taken, length, (uint32_t*)at(panel, k));
             alignas(64) bf16 lines[kSide][kStep];
             alignas(64) uint32_t pairs[kSide][kSide];
-            const int64_t taken = std::min(kSide, rows - row);
             if (taken < kSide || length < kStep) {
                 std::memset(lines, 0, sizeof lines);
                 for (int64_t r = 0; r < taken; r++) std::memcpy(lines[r], x + (row + r) * columns + k, length * sizeof(bf16));
@@ -90,6 +91,16 @@ public:
     const bf16* at(int64_t panel, int64_t column) const { return (const bf16*)(numbers_.get() + panel * kSide * steps_) + column * width(panel); }
 
 private:
+    static constexpr int64_t kFew = 4;  // rows that are put one after the other
+
+    static void put_few(const bf16* x, int64_t columns, int64_t rows, int64_t length, uint32_t* to) {
+        for (int64_t r = 0; r < rows; r++) {
+            alignas(64) uint32_t pairs[kSide] = {};
+            std::memcpy(pairs, x + r * columns, length * sizeof(bf16));
+            for (int pair = 0; pair < kSide; pair++) to[pair * rows + r] = pairs[pair];
+        }
+    }
+
     struct alignas(64) Line {
         bf16 numbers[kStep];
     };

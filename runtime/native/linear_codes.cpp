@@ -28,16 +28,20 @@ constexpr int kPanel = 3, kTall = 3;  // a quarter of the registers
 inline int tile_rows(int64_t group) { return group <= 256 ? 33 : 16; }
 constexpr int64_t kPiece = 512 << 10;  // bytes of a weight that a thread takes at a time: its next ones were not asked for
 
-// Up to as many rows of int8 are multiplied by two tiles at a time; tried on Zen 4, with 1024 to 8192 columns.
-#if defined(SMELT_AVX512)
+// Up to as many rows of int8 are multiplied by two tiles at a time; tried on Zen 4 and Emerald Rapids (there 5 to 8 rows were 1.1 to 1.4 times as
+// fast), with 1024 to 8192 columns.
+#if defined(SMELT_AVX512) && defined(SMELT_AMD)
 constexpr int kPaired = 4;
+constexpr int paired(Form form, int64_t columns) {
+    return form == kEight ? 4 : (form == kFour ? 1 : 3) + (columns < 4096 ? 0 : 1);
+}
+#elif defined(SMELT_AVX512)
+constexpr int kPaired = 8;
+constexpr int paired(Form, int64_t) { return kPaired; }
 #else
 constexpr int kPaired = 1;
+constexpr int paired(Form form, int64_t) { return form == kPlanes ? 0 : 1; }  // two planes are two streams already
 #endif
-constexpr int paired(Form form, int64_t columns) {
-    if (kPaired == 1 && form == kPlanes) return 0;  // two planes are two streams already
-    return std::min(kPaired, form == kEight ? 4 : (form == kFour ? 1 : 3) + (columns < 4096 ? 0 : 1));
-}
 
 template <Form kForm>
 inline __m512i add_products(__m512i sum, __m512i codes, __m512i inputs) {
@@ -201,6 +205,10 @@ void panel_by_two_tiles(const Codes& w, const Rounded<int8_t>& x, int64_t tile, 
         else rows_by_tiles<kForm, kRows, kParts, 2, Scale>(w, x, 0, tile, nullptr, 0, out);
     };
     switch (x.rows) {
+        case 8: return rows.template operator()<8>();
+        case 7: return rows.template operator()<7>();
+        case 6: return rows.template operator()<6>();
+        case 5: return rows.template operator()<5>();
         case 4: return rows.template operator()<4>();
         case 3: return rows.template operator()<3>();
         case 2: return rows.template operator()<2>();
@@ -215,7 +223,7 @@ void panel_by_tile(const Codes& w, const Rounded<int8_t>& x, int64_t panel, int6
     const int64_t bytes = w.columns * kTile * bits_of(kForm) / 8, step = panels > 1 ? std::max<int64_t>(1, 128 / panels) : 0;
     const uint8_t* next = w.codes + (tile + 1) * bytes + place * bytes / panels;
     const auto rows = [&]<int kRows>() {
-        if constexpr (kRows > (kParts == 1 ? kTall : kPanel / kParts)) std::abort();  // no panel is higher
+        if constexpr (kRows > std::max(kParts == 1 ? kTall : kPanel / kParts, kPaired / kParts)) std::abort();  // no panel is higher
         else rows_by_tiles<kForm, kRows, kParts, 1, Scale>(w, x, row, tile, next, step, out);
     };
     switch (x.height_of(panel)) {
@@ -237,12 +245,13 @@ inline int64_t piece_of(const Codes& w, int64_t tiles, int threads) {
 
 template <Form kForm, int kParts, class Scale>
 void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    const bool tall = kForm != kFour && kParts == 1 && rows <= 2 * kTall;
-    const int most = tall ? kTall : kPanel / kParts * kParts;
-    const Rounded<int8_t> rounded(x, rows, w.columns, group, kParts, most, most, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
+    const bool pairs = kParts * rows <= paired(kForm, w.columns) && tiles >= 4 * threads;  // fewer pairs would leave threads without work
+    const bool tall = kForm != kFour && kParts == 1 && rows <= 2 * kTall;
+    const int most = pairs ? kPaired : tall ? kTall : kPanel / kParts * kParts;
+    const Rounded<int8_t> rounded(x, rows, w.columns, group, kParts, most, most, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int64_t piece = piece_of(w, tiles, threads);
-    if (kParts * rows <= paired(kForm, w.columns) && tiles >= 4 * threads) {  // fewer pairs would leave threads without work
+    if (pairs) {
         spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
             if (2 * pair + 1 < tiles) return panel_by_two_tiles<kForm, kParts, Scale>(w, rounded, 2 * pair, out);
             panel_by_tile<kForm, kParts, Scale>(w, rounded, 0, 0, 1, 2 * pair, out);
