@@ -37,7 +37,7 @@ constexpr int paired(Form form, int64_t columns) {
 }
 #elif defined(SMELT_AVX512)
 constexpr int kPaired = 8;
-constexpr int paired(Form, int64_t) { return kPaired; }
+constexpr int paired(Form form, int64_t) { return form == kPlanes ? 6 : kPaired; }  // with 8 rows two planes in a cache took 1.2 times as long
 #else
 constexpr int kPaired = 1;
 constexpr int paired(Form form, int64_t) { return form == kPlanes ? 0 : 1; }  // two planes are two streams already
