@@ -113,7 +113,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         .def(pybind11::init())
         .def("count", &smelt::Threads::count, "most"_a, "at"_a)
         .def("seen", &smelt::Threads::seen, "most"_a, "threads"_a, "count"_a, "piece"_a, "mine"_a, "busy"_a, "time"_a, "at"_a);
-    module.def("use_tiles", smelt::use_tiles);
+    module.def("use_tiles", smelt::use_tiles, "dense"_a);
     module.def("tiles_are_used", smelt::tiles_are_used);
     module.def("dense_tiles_are_used", smelt::dense_tiles_are_used);
     module.def(

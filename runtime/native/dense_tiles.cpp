@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "tiles.h"
 #include "kernels.h"
+#include "tiles.h"
 
 namespace smelt {
 namespace {
@@ -258,18 +258,10 @@ void multiply(const Job& job, int threads) {
 
 }  // namespace
 
-bool dense_tiles_are_used() {
-#ifdef __AMX_BF16__
-    return tiles_are_used();
-#else
-    return false;
-#endif
-}
-
 void dense_tiles(const bf16* weight, const bf16* bias, const bf16* x, int64_t rows, int64_t outputs, int64_t columns, bf16* out, int threads) {
     if (rows == 0) return;
     const Job job{weight, bias, x, rows, outputs, columns, out};
-#ifdef __AMX_BF16__
+#if defined(SMELT_DENSE_TILES)
     if (dense_tiles_are_used()) return multiply<ProcessorTiles>(job, threads);
 #endif
     multiply<EmulatedTiles>(job, threads);

@@ -36,8 +36,9 @@ void linear_tiles(const Codes& weight, const bf16* x, int64_t rows, int64_t grou
 // Whether tiles can compute it with so many inputs rounded together.
 bool tiles_take(int64_t group);
 
-// Ask the system for matrix tiles, and let linear_codes use them from now on. False if there are none.
-bool use_tiles();
+// Ask the system for matrix tiles, and let linear_codes use them from now on, and with `dense` products by bfloat16 weights, too. False if there
+// are none.
+bool use_tiles(bool dense);
 
 bool tiles_are_used();
 

@@ -37,6 +37,10 @@ class Verdict(enum.IntEnum):
     RIGHT = 0
     WRONG = 64
     REFUSED = 65
+    ONLY_CODES = 66
+
+
+_VERDICTS = {Verdict.RIGHT: "right", Verdict.WRONG: "wrong", Verdict.ONLY_CODES: "codes"}  # as they are kept
 
 
 @functools.cache
@@ -104,8 +108,8 @@ def _loaded(log: Log) -> ModuleType:
             log("compiling Smelt's CPU kernels (once; half a minute)")
             _build(kept)
         found = imported(kept)
-        if "amx_int8" in processor_features() and _tiles_are_right(kept, log):
-            found.use_tiles()
+        if "amx_int8" in processor_features() and (right := _right_tiles(kept, log)) != "none":
+            found.use_tiles(dense=right == "all")
         _found = found
     return _found
 
@@ -118,33 +122,39 @@ def _kept() -> Path:
     return cache_directory() / name
 
 
-def _tiles_are_right(kept: Path, log: Log) -> bool:
-    """Whether AMX tiles give the same results as vector instructions; tried once, in a separate process."""
+def _right_tiles(kept: Path, log: Log) -> str:
+    """Which products AMX tiles compute as they should, ``all``, ``codes`` or ``none``; tried once, in a separate process."""
     verdict = kept.with_name("tiles")
     if verdict.is_file():
         found = verdict.read_text(encoding="utf-8")
     else:
         found = _tiles_tried(kept)
-        if found in ("right", "wrong"):
+        if found in _VERDICTS.values():
             with contextlib.suppress(OSError), tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as file:
                 file.write(found)
                 file.flush()
                 os.replace(file.name, verdict)
-    if found != "right":
-        why = "give wrong results" if found == "wrong" else f"could not be tried ({found})"
-        log(f"this processor's matrix tiles {why}: using vector instructions instead")
-    return found == "right"
+    if found == "right":
+        return "all"
+    if found == "codes":
+        log(
+            "this processor's matrix tiles multiply bfloat16 in another way than expected: using them for quantized weights only"
+        )
+        return "codes"
+    why = "give wrong results" if found == "wrong" else f"could not be tried ({found})"
+    log(f"this processor's matrix tiles {why}: using vector instructions instead")
+    return "none"
 
 
 def _tiles_tried(kept: Path) -> str:
-    """``right``, ``wrong``, or why neither is known, which may change the next time."""
+    """``right``, ``codes``, ``wrong``, or why it is not known, which may change the next time."""
     command = [sys.executable, "-m", "smelt.runtime.native.try_tiles", str(kept)]
     try:
         code = subprocess.run(command, check=False, capture_output=True, timeout=300).returncode
     except (OSError, subprocess.TimeoutExpired) as error:
         return type(error).__name__
-    if code in (Verdict.RIGHT, Verdict.WRONG):
-        return "right" if code == Verdict.RIGHT else "wrong"
+    if code in _VERDICTS:
+        return _VERDICTS[Verdict(code)]
     if code == Verdict.REFUSED:
         return "the operating system does not allow them"
     return "wrong" if -code in (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS) else f"exit status {code}"

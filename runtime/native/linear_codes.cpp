@@ -118,7 +118,7 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded<int8_t>& x, in
     const uint8_t *code = w.codes + begin, *low = w.lower + (kForm == kPlanes ? begin : 0);
     const int8_t* in = x.codes.data() + row * kParts * columns;
     __m512 total[kRows][kVectors];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < kVectors * kRows; i++) total[i / kVectors][i % kVectors] = _mm512_setzero_ps();
     if constexpr (kRows > kPanel) keep_in_memory(total);
     for (int64_t p = 0; p < pieces; p++) {
@@ -142,7 +142,7 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded<int8_t>& x, in
         const int64_t steps = x.group / step, most = kNarrow ? kNarrowSums / 2 : steps;
         for (int64_t done = 0; done < steps; done += most) {
             __m512i narrow[kSums][kVectors];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
             for (int i = 0; i < kSums * kVectors; i++) narrow[i / kVectors][i % kVectors] = _mm512_setzero_si512();
             for (int64_t i = done; i < std::min(done + most, steps); i++, code += 128, in += step * kSums) {
 #pragma GCC unroll 4
@@ -160,7 +160,7 @@ SMELT_KEEPS_SUMS void rows_by_tiles(const Codes& w, const Rounded<int8_t>& x, in
                 if constexpr (kForm == kPlanes) low += 128;
             }
             if constexpr (!kNarrow) continue;
-#pragma GCC unroll 16
+#pragma GCC unroll 32
             for (int i = 0; i < kSums * kVectors; i++) {
                 __m512i& all = sum[i / kVectors][i % kVectors];
                 all = _mm512_add_epi32(all, widened_sums(narrow[i / kVectors][i % kVectors]));

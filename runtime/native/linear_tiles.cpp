@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kRows = 32;
 
-bool used = false;
+bool used = false, used_for_dense = false;
 
 // Columns that an instruction takes; 0: the groups fit none.
 int step_of(int64_t group) { return group % 64 == 0 ? 64 : group % 32 == 0 ? 32 : 0; }
@@ -117,15 +117,20 @@ void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* 
 
 bool tiles_take(int64_t group) { return step_of(group) > 0; }
 
-bool use_tiles() {
+bool use_tiles(bool dense) {
 #ifdef __AMX_INT8__
     constexpr int kRequest = 0x1023, kTileData = 18;  // arch_prctl: permission to use the state of tiles
     used = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#endif
+#ifdef SMELT_DENSE_TILES
+    used_for_dense = used && dense;
 #endif
     return used;
 }
 
 bool tiles_are_used() { return used; }
+
+bool dense_tiles_are_used() { return used_for_dense; }
 
 void linear_tiles(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
 #ifdef __AMX_INT8__

@@ -9,6 +9,10 @@
 
 #include "simd.h"
 
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+#define SMELT_DENSE_TILES
+#endif
+
 namespace smelt {
 
 // Numbers 4 and 5 hold the left side, 16 rows of `step` bytes, 6 and 7 the right side, [step / 4][columns][4 bytes], and 0 to 3 sums, of 4 by 6, 4
@@ -57,7 +61,7 @@ struct ProcessorTiles {
         asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kLeft), "i"(kRight));
     }
 
-#ifdef __AMX_BF16__
+#ifdef SMELT_DENSE_TILES
     // Adds bfloat16 numbers on the left times those on the right.
     template <int kSums, int kLeft, int kRight>
     void multiply_bf16() {

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from torch import Tensor
 
 from ..weights.matrix import Matrix
 from .library import Verdict, imported
@@ -21,8 +22,23 @@ _SHAPES = ((48, 256, 32), (80, 384, 128), (33, 512, 512))
 
 def tried(kernels: ModuleType) -> Verdict:
     """Whether all products of some random weights agree bitwise; afterwards tiles are in use, if available."""
+    codes, dense = _codes(kernels), _dense(kernels)
+
+    def computed() -> tuple[list[Tensor], list[Tensor]]:
+        return [linear(x) for linear, x in codes], [linear.on_tiles(x) for linear, x in dense]
+
+    expected = computed()
+    if not kernels.use_tiles(dense=True):
+        return Verdict.REFUSED
+    codes_right, dense_right = (all(map(torch.equal, *both)) for both in zip(computed(), expected, strict=True))
+    if not codes_right:
+        return Verdict.WRONG
+    return Verdict.RIGHT if dense_right else Verdict.ONLY_CODES
+
+
+def _codes(kernels: ModuleType) -> list[tuple[CodesLinear, Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    cases = []
+    cases: list[tuple[CodesLinear, Tensor]] = []
     for bits in (4, 8):
         for outputs, columns, group in _SHAPES:
             half = 1 << (bits - 1)
@@ -34,16 +50,17 @@ def tried(kernels: ModuleType) -> Verdict:
                 linears.append(CodesLinear(kernels, matrix, None, exact=False, planes=True))
             inputs = [torch.randn(rows, columns, generator=generator).bfloat16() for rows in (33, 48, 64)]
             cases += [(linear, x) for linear in linears for x in inputs]
-    dense = []
+    return cases
+
+
+def _dense(kernels: ModuleType) -> list[tuple[NativeDenseLinear, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    cases = []
     for outputs, columns, _ in _SHAPES:
         weight = torch.randn(outputs, columns, generator=generator).bfloat16()
         linear = NativeDenseLinear(kernels, weight, None, "", any_rows=True)
-        dense += [(linear, torch.randn(rows, columns, generator=generator).bfloat16()) for rows in (1, 17, 33)]
-    expected = [linear(x) for linear, x in cases] + [linear.on_tiles(x) for linear, x in dense]
-    if not kernels.use_tiles():
-        return Verdict.REFUSED
-    found = [linear(x) for linear, x in cases] + [linear.on_tiles(x) for linear, x in dense]
-    return Verdict.RIGHT if all(map(torch.equal, found, expected)) else Verdict.WRONG
+        cases += [(linear, torch.randn(rows, columns, generator=generator).bfloat16()) for rows in (1, 17, 33)]
+    return cases
 
 
 if __name__ == "__main__":

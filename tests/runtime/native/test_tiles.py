@@ -18,6 +18,11 @@ from smelt.runtime.weights.matrix import Matrix
 from .random_matrix import BY_TOKEN, coded_matrix, randn
 
 
+def by_vectors(linear: CodesLinear, x: torch.Tensor) -> torch.Tensor:
+    """The same, of so few rows at a time that no tiles compute them."""
+    return torch.cat([linear(few) for few in x.split(8)])
+
+
 @pytest.mark.parametrize("bits", [3, 4, 8])
 @pytest.mark.parametrize(("columns", "group"), [(256, 32), (384, 128), (192, 96), (256, 256)])
 @pytest.mark.parametrize("asymmetric", [False, True])
@@ -27,12 +32,12 @@ def test_matrix_tiles_give_the_same_bits(
     """What is computed on matrix tiles, emulated where the processor has none, beside vector instructions."""
     for dtype in (torch.bfloat16, torch.float32):
         matrix = coded_matrix(bits, 75, columns, group, asymmetric=asymmetric, dtype=dtype)
-        linear = CodesLinear(compiled, matrix, randn(75, seed=1), exact=False)
+        linear = CodesLinear(compiled, matrix, randn(75, seed=1), exact=False, few_exact=False)
         for rows in (3, 16, 17, 32, 70):
             x = randn(rows, columns, seed=rows).bfloat16()
             found = torch.empty(rows, 75, dtype=torch.bfloat16)
             assert compiled.linear_tiles(linear.handle, x.data_ptr(), rows, found.data_ptr(), 2)
-            assert torch.equal(found, linear(x))
+            assert torch.equal(found, by_vectors(linear, x))
 
 
 @pytest.mark.parametrize(("columns", "group"), [(256, 32), (384, 128), (256, 256)])
@@ -40,7 +45,7 @@ def test_matrix_tiles_read_planes(compiled: ModuleType, columns: int, group: int
     """Both of them as one weight, and the upper one alone."""
     for dtype in (torch.bfloat16, torch.float32):
         matrix = coded_matrix(8, 75, columns, group, asymmetric=False, dtype=dtype)
-        planes = CodesLinear(compiled, matrix, randn(75, seed=1), exact=False, planes=True)
+        planes = CodesLinear(compiled, matrix, randn(75, seed=1), exact=False, few_exact=False, planes=True)
         upper = planes.upper()
         assert upper is not None
         for linear in (planes, upper):
@@ -48,7 +53,7 @@ def test_matrix_tiles_read_planes(compiled: ModuleType, columns: int, group: int
                 x = randn(rows, columns, seed=rows).bfloat16()
                 found = torch.empty(rows, 75, dtype=torch.bfloat16)
                 assert compiled.linear_tiles(linear.handle, x.data_ptr(), rows, found.data_ptr(), 2)
-                assert torch.equal(found, linear(x))
+                assert torch.equal(found, by_vectors(linear, x))
 
 
 def test_matrix_tiles_by_token(compiled: ModuleType) -> None:
@@ -59,7 +64,7 @@ def test_matrix_tiles_by_token(compiled: ModuleType) -> None:
     x = randn(40, 1024).bfloat16()
     found = torch.empty(40, 96, dtype=torch.bfloat16)
     assert compiled.linear_tiles(linear.handle, x.data_ptr(), 40, found.data_ptr(), 2)
-    assert torch.equal(found, linear(x))
+    assert torch.equal(found, by_vectors(linear, x))
 
 
 @pytest.mark.parametrize(("outputs", "columns"), [(7, 31), (64, 256), (3, 8), (50, 4133), (75, 2080)])
@@ -84,6 +89,18 @@ def test_more_rows_than_stay_together_on_matrix_tiles(compiled: ModuleType) -> N
     assert torch.equal(linear.on_tiles(x[500:510]), found[500:510])
 
 
+def test_several_blocks_and_pieces_on_matrix_tiles(compiled: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More outputs than are multiplied together, and more columns."""
+    weight, x = randn(300, 2088).bfloat16(), randn(49, 2088, seed=2).bfloat16()
+    linear = NativeDenseLinear(compiled, weight, None, "", any_rows=True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    found = linear.on_tiles(x)
+    torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=2**-7, atol=2**-5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert torch.equal(linear.on_tiles(x), found)
+    assert torch.equal(linear.on_tiles(x[40:41]), found[40:41])
+
+
 def test_bfloat16_that_is_not_finite_on_matrix_tiles(compiled: ModuleType) -> None:
     """It stays in its row, and zeros that fill up tiles do not meet the weights of others."""
     weight = randn(20, 40).bfloat16()
@@ -105,16 +122,17 @@ def test_groups_that_matrix_tiles_do_not_take(compiled: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("code", "right", "kept", "said"),
     [
-        (library.Verdict.RIGHT, True, "right", None),
-        (library.Verdict.WRONG, False, "wrong", "give wrong results"),
-        (-signal.SIGILL, False, "wrong", "give wrong results"),
-        (library.Verdict.REFUSED, False, None, "the operating system does not allow them"),
-        (1, False, None, "exit status 1"),
-        (-signal.SIGKILL, False, None, "exit status -9"),
+        (library.Verdict.RIGHT, "all", "right", None),
+        (library.Verdict.ONLY_CODES, "codes", "codes", "for quantized weights only"),
+        (library.Verdict.WRONG, "none", "wrong", "give wrong results"),
+        (-signal.SIGILL, "none", "wrong", "give wrong results"),
+        (library.Verdict.REFUSED, "none", None, "the operating system does not allow them"),
+        (1, "none", None, "exit status 1"),
+        (-signal.SIGKILL, "none", None, "exit status -9"),
     ],
 )
 def test_what_a_trial_of_matrix_tiles_ends_with(
-    code: int, right: bool, kept: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    code: int, right: str, kept: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A verdict is kept and not asked for again; a trial that broke is none."""
     runs: list[Any] = []
@@ -126,7 +144,7 @@ def test_what_a_trial_of_matrix_tiles_ends_with(
     monkeypatch.setattr(library.subprocess, "run", run)
     for _ in range(2):
         messages: list[str] = []
-        assert library._tiles_are_right(tmp_path / "library.so", messages.append) == right
+        assert library._right_tiles(tmp_path / "library.so", messages.append) == right
         assert (said is None and not messages) or (said is not None and said in messages[0])
     assert len(runs) == (1 if kept else 2)
     assert [file.read_text() for file in tmp_path.iterdir()] == ([kept] if kept else [])
@@ -140,8 +158,17 @@ def test_a_trial_of_matrix_tiles_runs(compiled: ModuleType) -> None:
     assert library._tiles_tried(Path(compiled.__file__)) == expected
 
 
-@pytest.mark.parametrize("broken", [None, "linear", "dense_tiles"])
-def test_trying_matrix_tiles_finds_what_is_wrong(compiled: ModuleType, broken: str | None) -> None:
+@pytest.mark.parametrize(
+    ("broken", "verdict"),
+    [
+        (None, library.Verdict.RIGHT),
+        ("linear", library.Verdict.WRONG),
+        ("dense_tiles", library.Verdict.ONLY_CODES),
+    ],
+)
+def test_trying_matrix_tiles_finds_what_is_wrong(
+    compiled: ModuleType, broken: str | None, verdict: library.Verdict
+) -> None:
     class Tiled:
         """The kernels as they would be with matrix tiles, of which some are broken."""
 
@@ -150,8 +177,8 @@ def test_trying_matrix_tiles_finds_what_is_wrong(compiled: ModuleType, broken: s
         def __getattr__(self, name: str) -> Any:
             return getattr(compiled, name)
 
-        def use_tiles(self) -> bool:
-            self.used = True
+        def use_tiles(self, dense: bool) -> bool:
+            self.used = dense
             return True
 
         def linear(self, *arguments: Any) -> None:
@@ -164,4 +191,4 @@ def test_trying_matrix_tiles_finds_what_is_wrong(compiled: ModuleType, broken: s
             if not (self.used and name == broken and rows == 33):
                 getattr(compiled, name)(handle, x, rows, out, threads)
 
-    assert tried(cast(ModuleType, Tiled())) == (library.Verdict.WRONG if broken else library.Verdict.RIGHT)
+    assert tried(cast(ModuleType, Tiled())) == verdict
