@@ -23,9 +23,9 @@ constexpr int kTall = 8;   // of 8 bit codes, with a group's sums alone in regis
 #else
 constexpr int kPanel = 3, kTall = 3;  // a quarter of the registers
 #endif
-// From so many rows on matrix tiles are used, where there are any. What short groups cost between products is not less for few rows: on an
-// Emerald Rapids 16 rows by groups of 128 took 1.5 times as long on tiles, 64 rows 0.8 to 0.9 times, and 16 rows by whole columns 0.9 to 1 times.
-inline int tile_rows(int64_t group) { return group <= 256 ? 33 : 16; }
+// From so many rows on matrix tiles are used, where there are any: tried on an Emerald Rapids. What short groups cost between products is not less
+// for few rows, and codes of 4 bits are widened for vector instructions as well.
+constexpr int tile_rows(Form form, int64_t group) { return group > 256 ? 12 : form == kFour ? 16 : 25; }
 constexpr int64_t kPiece = 512 << 10;  // bytes of a weight that a thread takes at a time: its next ones were not asked for
 
 // Up to as many rows of int8 are multiplied by two tiles at a time; tried on Zen 4 and Emerald Rapids (there 5 to 8 rows were 1.1 to 1.4 times as
@@ -316,8 +316,9 @@ void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, int pa
 }  // namespace
 
 void linear_codes(const Codes& w, const bf16* x, int64_t rows, int64_t group, int parts, bf16* out, int threads) {
-    if (parts == 1 && rows >= tile_rows(group) && tiles_are_used() && tiles_take(group)) return linear_tiles(w, x, rows, group, out, threads);
-    switch (form_of(w)) {
+    const Form form = form_of(w);
+    if (parts == 1 && rows >= tile_rows(form, group) && tiles_are_used() && tiles_take(group)) return linear_tiles(w, x, rows, group, out, threads);
+    switch (form) {
         case kFour: return multiply<kFour>(w, x, rows, group, parts, out, threads);
         case kEight: return multiply<kEight>(w, x, rows, group, parts, out, threads);
         case kPlanes: return multiply<kPlanes>(w, x, rows, group, parts, out, threads);

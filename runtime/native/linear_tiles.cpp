@@ -1,7 +1,6 @@
 // Linears with weights of codes on matrix tiles, for many rows, whose inputs are rounded to int8.
 //
-// A tile's codes are widened to bytes once and then multiplied with 32 rows at a time. Sums are exact within a group, and
-// scaled outside of the matrix tiles.
+// A tile's codes are widened to bytes and multiplied with 32 rows at a time. Sums are exact within a group, and scaled outside of the matrix tiles.
 #include "codes.h"
 #include "tiles.h"
 
@@ -34,11 +33,77 @@ void widen_codes(const uint8_t* codes, const uint8_t* lower, int64_t columns, ui
         }
 }
 
-template <class Tiles, class Scale>
-void rows_by_tile(Tiles& tiles, int step, const Codes& w, const uint8_t* codes, const Rounded<int8_t>& x, int64_t row, int64_t tile, bf16* out) {
+// Rounded inputs as tiles read them: for 16 rows each, for each step of columns [row][columns].
+class Inputs {
+public:
+    Inputs(const Rounded<int8_t>& x, int step, int threads) : columns_(x.columns), codes_(x.codes.size()) {
+        const int64_t blocks = x.codes.size() / (16 * columns_);
+        spread(threads, blocks, 1, [&](int64_t block) {
+            int8_t* to = codes_.data() + block * 16 * columns_;
+            for (int64_t k = 0; k < columns_; k += step)
+                for (int64_t row = 16 * block; row < 16 * (block + 1); row++, to += step) std::memcpy(to, x.codes.data() + row * columns_ + k, step);
+        });
+    }
+
+    const int8_t* at(int64_t row, int64_t column) const { return codes_.data() + row * columns_ + 16 * column; }
+
+private:
+    int64_t columns_;
+    std::vector<int8_t> codes_;
+};
+
+// A tile's codes as bytes, some columns at a time, each while those before them are multiplied: memory and multiplication go on together.
+template <Form kForm>
+class Bytes {
+public:
+    static constexpr int64_t kMost = 256;  // columns at a time
+
+    Bytes(const Codes& w, int64_t tile, int64_t together) : together_(together), columns_(w.columns) {
+        const int64_t begin = tile * columns_ * kTile * bits_of(kForm) / 8;
+        codes_ = w.codes + begin;
+        lower_ = w.lower + (kForm == kPlanes ? begin : 0);
+        widen(0);
+    }
+
+    // Those of `together` columns.
+    const uint8_t* at(int64_t column) {
+        if constexpr (kForm == kEight) return codes_ + column * kTile;
+        if (column + together_ < columns_) widen(column + together_);
+        return room_[column / together_ % 2];
+    }
+
+private:
+    void widen(int64_t column) {
+        if constexpr (kForm == kEight) return;
+        const int64_t from = column * kTile / 2, bytes = together_ * kTile / 2;
+        for (int64_t i = 0; i < bytes; i += 64) {
+            _mm_prefetch((const char*)codes_ + from + i + ahead_of(kForm), kHint);
+            if constexpr (kForm == kPlanes) _mm_prefetch((const char*)lower_ + from + i + ahead_of(kForm), kHint);
+        }
+        widen_codes<kForm>(codes_ + from, lower_ + from, together_, room_[column / together_ % 2]);
+    }
+
+    const uint8_t *codes_, *lower_;
+    int64_t together_, columns_;
+    alignas(64) uint8_t room_[kForm == kEight ? 1 : 2][kMost * kTile];
+};
+
+// The same of bytes that are all there.
+class AllBytes {
+public:
+    explicit AllBytes(const uint8_t* codes) : codes_(codes) {}
+    const uint8_t* at(int64_t column) { return codes_ + column * kTile; }
+
+private:
+    const uint8_t* codes_;
+};
+
+// Up to 32 rows by one tile, `together` columns at a time.
+template <class Tiles, class Scale, class Source>
+void rows_by_tile(Tiles& tiles, int step, int64_t together, const Codes& w, Source& codes, const Rounded<int8_t>& x, const Inputs& inputs, int64_t row,
+                  int64_t tile, bf16* out) {
     const int64_t columns = w.columns, groups = columns / w.group, pieces = columns / x.group, per = w.group / x.group;
     const int64_t rows = std::min(kRows, x.rows - row);
-    const int8_t *upper = x.codes.data() + row * columns, *lower = upper + 16 * columns;
     alignas(64) int32_t sums[kRows][kTile];
     alignas(64) float totals[kRows][kTile] = {};
     for (int64_t p = 0; p < pieces; p++) {
@@ -46,16 +111,19 @@ void rows_by_tile(Tiles& tiles, int step, const Codes& w, const uint8_t* codes, 
         tiles.template zero<1>();
         tiles.template zero<2>();
         tiles.template zero<3>();
-        for (int64_t k = p * x.group; k < (p + 1) * x.group; k += step) {
-            tiles.template load<6>(codes + k * kTile, 128);
-            tiles.template load<7>(codes + k * kTile + 64, 128);
-            tiles.template load<4>(upper + k, columns);
-            tiles.template multiply<0, 4, 6>();
-            tiles.template multiply<1, 4, 7>();
-            if (rows > 16) {
-                tiles.template load<5>(lower + k, columns);
-                tiles.template multiply<2, 5, 6>();
-                tiles.template multiply<3, 5, 7>();
+        for (int64_t begin = p * x.group; begin < (p + 1) * x.group; begin += together) {
+            const uint8_t* right = codes.at(begin);
+            for (int64_t k = begin; k < begin + together; k += step, right += step * kTile) {
+                tiles.template load<6>(right, 128);
+                tiles.template load<7>(right + 64, 128);
+                tiles.template load<4>(inputs.at(row, k), step);
+                tiles.template multiply<0, 4, 6>();
+                tiles.template multiply<1, 4, 7>();
+                if (rows > 16) {
+                    tiles.template load<5>(inputs.at(row + 16, k), step);
+                    tiles.template multiply<2, 5, 6>();
+                    tiles.template multiply<3, 5, 7>();
+                }
             }
         }
         tiles.template store<0>(sums[0], sizeof sums[0]);
@@ -88,29 +156,52 @@ void rows_by_tile(Tiles& tiles, int step, const Codes& w, const uint8_t* codes, 
         store_tile(w, tile, out + (row + r) * w.outputs, _mm512_load_ps(totals[r]), _mm512_load_ps(totals[r] + 16));
 }
 
-template <class Tiles, class Scale>
+template <class Tiles, class Scale, Form kForm>
 void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    const Form form = form_of(w);
-    const Rounded<int8_t> rounded(x, rows, w.columns, group, 1, 1, kRows, w.zeros ? 1 : zero_of(form), w.input_scale, threads);
-    const int64_t tiles = (w.outputs + kTile - 1) / kTile, bytes = w.columns * kTile * bits_of(form) / 8;
-    // As many rows at a time as stay in the second cache while tiles pass by.
-    const int64_t together = std::max<int64_t>(1, (1 << 20) / (w.columns * kRows)) * kRows;
-    const int64_t rounds = (rows + together - 1) / together;
+    const Rounded<int8_t> rounded(x, rows, w.columns, group, 1, 1, kRows, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int step = step_of(group);
+    const Inputs inputs(rounded, step, threads);
+    const int64_t tiles = (w.outputs + kTile - 1) / kTile, bytes = w.columns * kTile * bits_of(kForm) / 8;
+    int64_t together = group;  // columns
+    for (int64_t part = 1; together > Bytes<kForm>::kMost; part++)
+        if (group % (part * step) == 0) together = group / part;
+    if (rows <= kRows) {
+        const int64_t piece = std::clamp<int64_t>(tiles / (8 * threads), 1, std::max<int64_t>(1, (128 << 10) / bytes));
+        return spread(threads, tiles, piece, [&](int64_t tile) {
+            Tiles set{TileShapes(step)};
+            Bytes<kForm> codes(w, tile, together);
+            rows_by_tile<Tiles, Scale>(set, step, together, w, codes, rounded, inputs, 0, tile, out);
+        });
+    }
+    // As many rows at a time as stay in the second cache while tiles pass by.
+    const int64_t most = std::max<int64_t>(1, (1 << 20) / (w.columns * kRows)) * kRows;
+    const int64_t rounds = (rows + most - 1) / most;
     spread(threads, rounds * tiles, 1, [&](int64_t i) {
-        const int64_t tile = i % tiles, begin = i / tiles * together;
+        const int64_t tile = i % tiles, begin = i / tiles * most;
+        thread_local std::vector<uint8_t> wide;
         const uint8_t* codes = w.codes + tile * bytes;
-        if (form != kEight) {
-            thread_local std::vector<uint8_t> wide;
+        if constexpr (kForm != kEight) {
             wide.resize(w.columns * kTile);
-            if (form == kFour) widen_codes<kFour>(codes, nullptr, w.columns, wide.data());
-            else widen_codes<kPlanes>(codes, w.lower + tile * bytes, w.columns, wide.data());
+            widen_codes<kForm>(codes, w.lower + (kForm == kPlanes ? tile * bytes : 0), w.columns, wide.data());
             codes = wide.data();
         }
+        AllBytes all(codes);
         Tiles set{TileShapes(step)};
-        for (int64_t row = begin; row < std::min(rows, begin + together); row += kRows)
-            rows_by_tile<Tiles, Scale>(set, step, w, codes, rounded, row, tile, out);
+        for (int64_t row = begin; row < std::min(rows, begin + most); row += kRows)
+            rows_by_tile<Tiles, Scale>(set, step, together, w, all, rounded, inputs, row, tile, out);
     });
+}
+
+template <class Tiles>
+void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
+    const auto by = [&]<Form kForm>() {
+        (w.wide_scales ? multiply<Tiles, float, kForm> : multiply<Tiles, bf16, kForm>)(w, x, rows, group, out, threads);
+    };
+    switch (form_of(w)) {
+        case kFour: return by.template operator()<kFour>();
+        case kEight: return by.template operator()<kEight>();
+        case kPlanes: return by.template operator()<kPlanes>();
+    }
 }
 
 }  // namespace
@@ -134,9 +225,9 @@ bool dense_tiles_are_used() { return used_for_dense; }
 
 void linear_tiles(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
 #ifdef __AMX_INT8__
-    if (used) return (w.wide_scales ? multiply<ProcessorTiles, float> : multiply<ProcessorTiles, bf16>)(w, x, rows, group, out, threads);
+    if (used) return multiply<ProcessorTiles>(w, x, rows, group, out, threads);
 #endif
-    (w.wide_scales ? multiply<EmulatedTiles, float> : multiply<EmulatedTiles, bf16>)(w, x, rows, group, out, threads);
+    multiply<EmulatedTiles>(w, x, rows, group, out, threads);
 }
 
 }  // namespace smelt

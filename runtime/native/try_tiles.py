@@ -48,7 +48,7 @@ def _codes(kernels: ModuleType) -> list[tuple[CodesLinear, Tensor]]:
             linears = [CodesLinear(kernels, matrix, None, exact=False)]
             if CodesLinear.nests(matrix):
                 linears.append(CodesLinear(kernels, matrix, None, exact=False, planes=True))
-            inputs = [torch.randn(rows, columns, generator=generator).bfloat16() for rows in (33, 48, 64)]
+            inputs = [torch.randn(rows, columns, generator=generator).bfloat16() for rows in (25, 33, 64)]
             cases += [(linear, x) for linear in linears for x in inputs]
     return cases
 
