@@ -3,6 +3,7 @@
 // Keys and values of a head are first gathered from their blocks, as bfloat16: keys as [16 positions][pair of numbers] and
 // values as [pair of positions][16 numbers]. Then every few queries that share the head compute their scores, the shares
 // of those, and the sum of values. Scores of few queries stay in the cache however long the sequence is.
+#include "attention_tiles.h"
 #include "stored.h"
 
 #include <algorithm>
@@ -11,19 +12,6 @@
 
 namespace smelt {
 namespace {
-
-constexpr int kRows = 8;  // queries that are computed together
-
-// One head's keys and values, positions `begin` to `stop`, filled up with zeros.
-struct Packed {
-    int64_t begin, vectors, pairs, numbers;  // vectors of 16 positions; pairs of numbers; vectors of 16 numbers
-    bf16 *keys, *values;
-
-    const bf16* key(int64_t vector, int64_t pair) const { return keys + (vector * pairs + pair) * 32; }
-    const bf16* value(int64_t vector, int64_t two, int64_t number) const {
-        return values + ((vector * 8 + two) * numbers + number) * 32;
-    }
-};
 
 // Pairs times the scale of each lane, or of each half of a lane, rounded.
 inline __m512i scaled(__m512i pairs, __m512 even_scale, __m512 odd_scale) {
@@ -88,94 +76,115 @@ void pack(const Cache& cache, const int64_t* table, int64_t head, int64_t stop, 
 
 inline __m512i load32(const bf16* from) { return _mm512_loadu_si512(from); }
 
-struct Scratch {
-    std::vector<float> scores;
-    std::vector<bf16> shares, queries;
-};
+// Scores and sums of values on vector instructions.
+struct ByVectors {
+    static constexpr int kRows = 8;
+    static constexpr int64_t kPositions = 16;  // that are seen together
+    static constexpr bool kScaled = true;      // scores are multiplied by the scale
 
-// `kRows` queries; query r sees the positions from first_seen[r] to stops[r].
-void attend_rows(const Packed& head, const RunAttention& a, int64_t size, const bf16* const* queries, bf16* const* outs,
-                 const int64_t* first_seen, const int64_t* stops, int rows, Scratch& scratch) {
-    int64_t begin = first_seen[0], stop = stops[0];
-    for (int r = 1; r < rows; r++) begin = std::min(begin, first_seen[r]), stop = std::max(stop, stops[r]);
-    const int64_t low = (begin - head.begin) / 16, high = (stop - head.begin + 15) / 16, width = 16 * (high - low);
-    scratch.scores.resize(std::max<size_t>(scratch.scores.size(), kRows * width));
-    scratch.shares.resize(std::max<size_t>(scratch.shares.size(), kRows * width));
-    scratch.queries.assign(kRows * 2 * head.pairs, 0);
-    float* scores = scratch.scores.data();
-    bf16* shares = scratch.shares.data();
-    for (int r = 0; r < rows; r++) std::copy(queries[r], queries[r] + size, scratch.queries.data() + r * 2 * head.pairs);
-    const bf16* query = scratch.queries.data();
-    const __m512 scale = _mm512_set1_ps(a.scale);
-    for (int64_t v = low; v < high; v += 2) {
-        const bool both = v + 1 < high;
-        __m512 sum[kRows][2];
+    static void scores(const Packed& head, const Reach& reach, const bf16* query, int64_t, float factor, float* scores) {
+        const __m512 scale = _mm512_set1_ps(factor);
+        for (int64_t v = reach.low; v < reach.high; v += 2) {
+            const bool both = v + 1 < reach.high;
+            __m512 sum[kRows][2];
 #pragma GCC unroll 16
-        for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-        for (int64_t pair = 0; pair < head.pairs; pair++) {
-            const __m512i k0 = load32(head.key(v, pair)), k1 = load32(head.key(both ? v + 1 : v, pair));
-#pragma GCC unroll 16
-            for (int r = 0; r < kRows; r++) {
-                const __m512i q = broadcast_pair(query + (r * head.pairs + pair) * 2);
-                sum[r][0] = add_pairs(sum[r][0], k0, q);
-                sum[r][1] = add_pairs(sum[r][1], k1, q);
-            }
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; r++) {
-            _mm512_storeu_ps(scores + r * width + 16 * (v - low), _mm512_mul_ps(sum[r][0], scale));
-            if (both) _mm512_storeu_ps(scores + r * width + 16 * (v + 1 - low), _mm512_mul_ps(sum[r][1], scale));
-        }
-    }
-    float inverse[kRows];
-    for (int r = 0; r < rows; r++) {
-        float* mine = scores + r * width;
-        const int64_t from = first_seen[r] - head.begin - 16 * low, to = stops[r] - head.begin - 16 * low;
-        const auto seen = [&](int64_t i) { return __mmask16(first(std::max<int64_t>(0, to - i)) & ~first(std::max<int64_t>(0, from - i))); };
-        __m512 most = _mm512_set1_ps(-INFINITY);
-        for (int64_t i = 0; i < width; i += 16) {
-            __m512 score = _mm512_loadu_ps(mine + i);
-            if (a.cap > 0) _mm512_storeu_ps(mine + i, score = capped(score, a.cap));
-            most = _mm512_mask_max_ps(most, seen(i), most, score);
-        }
-        const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
-        __m512 total = _mm512_setzero_ps();
-        for (int64_t i = 0; i < width; i += 16) {
-            const __m512 share = _mm512_maskz_mov_ps(seen(i), exp16(_mm512_sub_ps(_mm512_loadu_ps(mine + i), largest)));
-            total = _mm512_add_ps(total, share);
-            store16(shares + r * width + i, share);
-        }
-        inverse[r] = 1 / _mm512_reduce_add_ps(total);
-    }
-    for (int r = rows; r < kRows; r++) std::fill(shares + r * width, shares + (r + 1) * width, bf16(0));
-    for (int64_t n = 0; n < head.numbers; n += 2) {
-        const bool both = n + 1 < head.numbers;
-        __m512 sum[kRows][2];
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-        for (int64_t v = low; v < high; v++)
-            for (int64_t two = 0; two < 8; two++) {
-                const __m512i v0 = load32(head.value(v, two, n)), v1 = load32(head.value(v, two, both ? n + 1 : n));
+            for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+            for (int64_t pair = 0; pair < head.pairs; pair++) {
+                const __m512i k0 = load32(head.key(v, pair)), k1 = load32(head.key(both ? v + 1 : v, pair));
 #pragma GCC unroll 16
                 for (int r = 0; r < kRows; r++) {
-                    const __m512i share = broadcast_pair(shares + r * width + 16 * (v - low) + 2 * two);
-                    sum[r][0] = add_pairs(sum[r][0], v0, share);
-                    sum[r][1] = add_pairs(sum[r][1], v1, share);
+                    const __m512i q = broadcast_pair(query + (r * head.pairs + pair) * 2);
+                    sum[r][0] = add_pairs(sum[r][0], k0, q);
+                    sum[r][1] = add_pairs(sum[r][1], k1, q);
                 }
             }
-        for (int r = 0; r < rows; r++) {
-            const __m512 divided = _mm512_set1_ps(inverse[r]);
-            store16(outs[r] + 16 * n, _mm512_mul_ps(sum[r][0], divided), first(size - 16 * n));
-            if (both) store16(outs[r] + 16 * n + 16, _mm512_mul_ps(sum[r][1], divided), first(size - 16 * n - 16));
+#pragma GCC unroll 16
+            for (int r = 0; r < kRows; r++) {
+                float* to = scores + r * reach.stride + 16 * (v - reach.low);
+                _mm512_storeu_ps(to, _mm512_mul_ps(sum[r][0], scale));
+                if (both) _mm512_storeu_ps(to + 16, _mm512_mul_ps(sum[r][1], scale));
+            }
         }
     }
+
+    static void sums(const Packed& head, const Reach& reach, const Rows& rows, int64_t size, const float* inverse, Scratch& scratch) {
+        const bf16* shares = scratch.shares.data();
+        for (int64_t n = 0; n < head.numbers; n += 2) {
+            const bool both = n + 1 < head.numbers;
+            __m512 sum[kRows][2];
+#pragma GCC unroll 16
+            for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+            for (int64_t v = reach.low; v < reach.high; v++)
+                for (int64_t two = 0; two < 8; two++) {
+                    const __m512i v0 = load32(head.value(v, two, n)), v1 = load32(head.value(v, two, both ? n + 1 : n));
+#pragma GCC unroll 16
+                    for (int r = 0; r < kRows; r++) {
+                        const __m512i share = broadcast_pair(shares + r * reach.stride + 16 * (v - reach.low) + 2 * two);
+                        sum[r][0] = add_pairs(sum[r][0], v0, share);
+                        sum[r][1] = add_pairs(sum[r][1], v1, share);
+                    }
+                }
+            for (int r = 0; r < rows.count; r++) {
+                const __m512 divided = _mm512_set1_ps(inverse[r]);
+                store16(rows.outs[r] + 16 * n, _mm512_mul_ps(sum[r][0], divided), first(size - 16 * n));
+                if (both) store16(rows.outs[r] + 16 * n + 16, _mm512_mul_ps(sum[r][1], divided), first(size - 16 * n - 16));
+            }
+        }
+    }
+};
+
+// The shares of a row's scores at `width` positions, the first of which is `begin`; returns the inverse of their sum.
+template <bool kScaled>
+float put_shares(const RunAttention& a, float* scores, int64_t begin, int64_t width, int64_t first_seen, int64_t stop, bf16* shares) {
+    const int64_t from = first_seen - begin, to = stop - begin;
+    const auto seen = [&](int64_t i) { return __mmask16(first(std::max<int64_t>(0, to - i)) & ~first(std::max<int64_t>(0, from - i))); };
+    const __m512 scale = _mm512_set1_ps(a.scale);
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (int64_t i = 0; i < width; i += 16) {
+        __m512 score = _mm512_loadu_ps(scores + i);
+        if (!kScaled) score = _mm512_mul_ps(score, scale);
+        if (a.cap > 0) score = capped(score, a.cap);
+        if (!kScaled || a.cap > 0) _mm512_storeu_ps(scores + i, score);
+        most = _mm512_mask_max_ps(most, seen(i), most, score);
+    }
+    const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    __m512 total = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; i += 16) {
+        const __m512 share = _mm512_maskz_mov_ps(seen(i), exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + i), largest)));
+        total = _mm512_add_ps(total, share);
+        store16(shares + i, share);
+    }
+    return 1 / _mm512_reduce_add_ps(total);
 }
 
-template <class T>
+template <class By>
+void attend_rows(const Packed& head, const RunAttention& a, int64_t size, const Rows& rows, Scratch& scratch) {
+    constexpr int64_t kStep = By::kPositions, kPadding = By::kPositions == 32 ? 32 : 0;  // so that rows are not in the same places of a cache
+    const int64_t begin = *std::min_element(rows.first_seen, rows.first_seen + rows.count) - head.begin;
+    const int64_t stop = *std::max_element(rows.stops, rows.stops + rows.count) - head.begin;
+    const int64_t from = begin / kStep * kStep, width = (stop + kStep - 1) / kStep * kStep - from;
+    const Reach reach{from / 16, (from + width) / 16, width + kPadding};
+    scratch.scores.resize(std::max<size_t>(scratch.scores.size(), By::kRows * reach.stride));
+    scratch.shares.resize(std::max<size_t>(scratch.shares.size(), By::kRows * reach.stride));
+    scratch.queries.assign(By::kRows * 2 * head.pairs, 0);
+    for (int r = 0; r < rows.count; r++) std::copy_n(rows.queries[r], size, scratch.queries.data() + r * 2 * head.pairs);
+    By::scores(head, reach, scratch.queries.data(), size, a.scale, scratch.scores.data());
+    float inverse[By::kRows];
+    for (int r = 0; r < By::kRows; r++) {
+        float* scores = scratch.scores.data() + r * reach.stride;
+        bf16* shares = scratch.shares.data() + r * reach.stride;
+        if (r < rows.count) inverse[r] = put_shares<By::kScaled>(a, scores, head.begin + from, width, rows.first_seen[r], rows.stops[r], shares);
+        else std::fill_n(shares, width, bf16(0));
+    }
+    By::sums(head, reach, rows, size, inverse, scratch);
+}
+
+template <class T, class By>
 void attend_packed(const Cache& cache, const RunAttention& a, int threads) {
+    constexpr int64_t kStep = By::kPositions;
     const int64_t size = cache.size, group = a.heads / cache.heads, stop = a.start + a.tokens;
-    const int64_t begin = a.window > 0 ? std::max<int64_t>(0, a.start + 1 - a.window) / 16 * 16 : 0;
-    const int64_t vectors = (stop - begin + 15) / 16, pairs = (size + 1) / 2, numbers = (size + 15) / 16;
+    const int64_t begin = a.window > 0 ? std::max<int64_t>(0, a.start + 1 - a.window) / kStep * kStep : 0;
+    const int64_t vectors = (stop - begin + kStep - 1) / kStep * kStep / 16, pairs = (size + 1) / 2, numbers = (size + 15) / 16;
     const int64_t key_room = vectors * pairs * 32, value_room = vectors * 8 * numbers * 32;
     std::vector<bf16> room(cache.heads * (key_room + value_room));
     const auto packed = [&](int64_t head) {
@@ -184,32 +193,39 @@ void attend_packed(const Cache& cache, const RunAttention& a, int threads) {
     };
     spread(threads, cache.heads * vectors, 4,
            [&](int64_t i) { pack<T>(cache, a.table, i / vectors, stop, packed(i / vectors), i % vectors); });
-    const int64_t rows = a.tokens * group, blocks = (rows + kRows - 1) / kRows;
+    const int64_t count = a.tokens * group, blocks = (count + By::kRows - 1) / By::kRows;
     std::vector<Scratch> scratch(std::max(1, threads));
-    spread(threads, cache.heads * blocks, 4, [&](int64_t i) {
+    spread(threads, cache.heads * blocks, By::kRows > 8 ? 1 : 4, [&](int64_t i) {
         // Later tokens see more: handing those out first evens out the threads.
-        const int64_t head = i % cache.heads, block = blocks - 1 - i / cache.heads;
-        const bf16* queries[kRows];
-        bf16* outs[kRows];
-        int64_t first_seen[kRows], stops[kRows];
-        const int count = int(std::min<int64_t>(kRows, rows - block * kRows));
-        for (int r = 0; r < count; r++) {
-            const int64_t token = (block * kRows + r) / group, mine = head * group + (block * kRows + r) % group;
-            queries[r] = a.queries + token * a.stride + mine * size;
-            outs[r] = a.out + (token * a.heads + mine) * size;
-            stops[r] = a.start + token + 1;
-            first_seen[r] = a.window > 0 ? std::max<int64_t>(0, stops[r] - a.window) : 0;
+        const int64_t head = i % cache.heads, begin = (blocks - 1 - i / cache.heads) * By::kRows;
+        Rows rows;
+        rows.count = int(std::min<int64_t>(By::kRows, count - begin));
+        for (int r = 0; r < rows.count; r++) {
+            const int64_t token = (begin + r) / group, mine = head * group + (begin + r) % group;
+            rows.queries[r] = a.queries + token * a.stride + mine * size;
+            rows.outs[r] = a.out + (token * a.heads + mine) * size;
+            rows.stops[r] = a.start + token + 1;
+            rows.first_seen[r] = a.window > 0 ? std::max<int64_t>(0, rows.stops[r] - a.window) : 0;
         }
-        attend_rows(packed(head), a, size, queries, outs, first_seen, stops, count, scratch[threads > 1 ? omp_get_thread_num() : 0]);
+        attend_rows<By>(packed(head), a, size, rows, scratch[threads > 1 ? omp_get_thread_num() : 0]);
     });
+}
+
+template <class By>
+void attend(const Cache& cache, const RunAttention& a, int threads) {
+    if (cache.kind == kBfloat16) attend_packed<bf16, By>(cache, a, threads);
+    if (cache.kind == kInt8) attend_packed<int8_t, By>(cache, a, threads);
+    if (cache.kind == kFloat8) attend_packed<Float8, By>(cache, a, threads);
 }
 
 }  // namespace
 
 void attend_run(const Cache& cache, const RunAttention& a, int threads) {
-    if (cache.kind == kBfloat16) attend_packed<bf16>(cache, a, threads);
-    if (cache.kind == kInt8) attend_packed<int8_t>(cache, a, threads);
-    if (cache.kind == kFloat8) attend_packed<Float8>(cache, a, threads);
+    if (!a.tiles || cache.size % 32) return attend<ByVectors>(cache, a, threads);
+#ifdef SMELT_DENSE_TILES
+    if (dense_tiles_are_used()) return attend<ByTiles<ProcessorTiles>>(cache, a, threads);
+#endif
+    attend<ByTiles<EmulatedTiles>>(cache, a, threads);
 }
 
 }  // namespace smelt

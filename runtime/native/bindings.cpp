@@ -221,10 +221,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     module.def(
         "attend_run",
         [](const smelt::Cache& cache, Address queries, int64_t stride, int64_t heads, Address out, Address table, int64_t tokens,
-           int64_t start, float scale, float cap, int64_t window, int threads) {
+           int64_t start, float scale, float cap, int64_t window, bool tiles, int threads) {
             smelt::attend_run(cache,
                               smelt::RunAttention{at<bf16>(queries), stride, heads, at<bf16>(out), at<int64_t>(table), tokens, start,
-                                                  scale, cap, window},
+                                                  scale, cap, window, tiles},
                               threads);
         },
         Free());

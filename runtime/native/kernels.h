@@ -141,6 +141,7 @@ struct RunAttention {
     int64_t tokens, start;
     float scale, cap;
     int64_t window;
+    bool tiles;  // on matrix tiles, emulated where there are none, if heads are of a multiple of 32 numbers
 };
 
 void attend_run(const Cache& cache, const RunAttention& attention, int threads);

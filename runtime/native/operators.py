@@ -102,12 +102,16 @@ class NativeAttention:
         heads: the layer's.
         each_alone: whether the tokens of a prompt attend like single tokens, so that results do not depend on how the
             prompt is chunked.
+
+    Attributes:
+        tiles: whether prompts attend on AMX tiles, or their emulation, where heads have a multiple of 32 numbers.
     """
 
     def __init__(self, kernels: ModuleType, heads: Heads, *, each_alone: bool = False) -> None:
         self._kernels = kernels
         self._heads = heads
         self._each_alone = each_alone
+        self.tiles: bool = kernels.dense_tiles_are_used()
 
     def __call__(
         self, projected: Tensor, rotation: Rotation | None, store: KeysValues, layer: int, batch: Batch
@@ -166,6 +170,7 @@ class NativeAttention:
                 heads.scale,
                 heads.cap or 0.0,
                 heads.window or 0,
+                self.tiles,
                 threads,
             )
         return out

@@ -18,7 +18,7 @@ from smelt.runtime.decoder.parts.batch import Batch, Run
 from smelt.runtime.decoder.parts.kv_cache import PagedKeysValues
 from smelt.runtime.decoder.parts.operators import Heads, Operators
 from smelt.runtime.native.linears import CodesLinear, NativeDenseLinear
-from smelt.runtime.native.operators import NativeOperators
+from smelt.runtime.native.operators import NativeAttention, NativeOperators
 from smelt.runtime.weights.cache_scheme import CacheScheme
 from smelt.runtime.weights.checkpoint import Checkpoint
 from smelt.runtime.weights.matrix import Matrix
@@ -276,8 +276,15 @@ def test_norm_and_gate(compiled: ModuleType, size: int, rounds_first: bool) -> N
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize(
     ("queries", "shared", "size", "window", "cap", "block"),
-    [(4, 4, 8, None, None, 16), (8, 2, 64, None, None, 16), (7, 1, 128, 20, None, 5), (6, 2, 80, 3, 30.0, 32)],
+    [
+        (4, 4, 8, None, None, 16),
+        (8, 2, 64, None, None, 16),
+        (7, 1, 128, 20, None, 5),
+        (6, 2, 80, 3, 30.0, 32),
+        (4, 2, 32, 50, 30.0, 16),
+    ],
 )
+@pytest.mark.parametrize("tiles", [False, True])
 def test_attention(
     compiled: ModuleType,
     kept: torch.dtype,
@@ -287,13 +294,15 @@ def test_attention(
     window: int | None,
     cap: float | None,
     block: int,
+    tiles: bool,
 ) -> None:
     """Prompts of several lengths, then some more tokens, then one each: kernels beside torch, on the same stored bits."""
     heads = Heads(queries, shared, size, size**-0.5, window, cap)
     lengths, more, blocks_each = [1, 13, 40, 100], [3, 1, 9, 17], -(-118 // block)
     longer = [a + b for a, b in zip(lengths, more, strict=True)]
     stores = [PagedKeysValues([shared] * 2, size, 4 * blocks_each, block, kept) for _ in range(2)]
-    native, plain = NativeOperators(compiled, exact=False).attention(heads), Operators(torch.bfloat16).attention(heads)
+    native, plain = NativeAttention(compiled, heads), Operators(torch.bfloat16).attention(heads)
+    native.tiles = tiles  # or their emulation, for heads of a multiple of 32
     # Blocks lie scattered, as in a cache that has been used.
     tables = torch.randperm(4 * blocks_each, generator=torch.Generator().manual_seed(0)).view(4, -1).tolist()
     for starts, counts in (([0] * 4, lengths), (lengths, more), (longer, [1] * 4)):
@@ -318,6 +327,30 @@ def test_attention(
     again = native(projected.clone(), None, stores[0], 1, batch)
     exact = attend(queries_alone, _as_float32(stores[0]), 1, heads.scale, window, cap, batch)
     assert relative_error(again.view_as(exact), exact.double()) < 0.004
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("window", [None, 40])
+def test_attention_does_not_depend_on_how_a_prompt_is_cut(
+    compiled: ModuleType, window: int | None, tiles: bool
+) -> None:
+    """As where its beginning is in the cache."""
+    heads = Heads(4, 2, 64, 0.125, window, None)
+    attention = NativeAttention(compiled, heads)
+    attention.tiles = tiles
+    projected = randn(150, 8 * 64).bfloat16()
+
+    def found(cuts: list[int]) -> torch.Tensor:
+        store = PagedKeysValues([2], 64, 10, 16, torch.bfloat16)
+        pieces = []
+        for start, stop in zip(cuts, cuts[1:], strict=False):
+            batch = Batch([Run([0] * (stop - start), start, list(range(10)), 160, 1)], 16)
+            pieces.append(attention(projected[start:stop].clone(), None, store, 0, batch))
+        return torch.cat(pieces)
+
+    whole = found([0, 150])
+    for cuts in ([0, 17, 150], [0, 64, 70, 150], [0, 101, 148, 150]):
+        assert torch.equal(found(cuts), whole)
 
 
 def _as_float32(store: PagedKeysValues) -> PagedKeysValues:
