@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -343,7 +344,7 @@ def test_attention_does_not_depend_on_how_a_prompt_is_cut(
     def found(cuts: list[int]) -> torch.Tensor:
         store = PagedKeysValues([2], 64, 10, 16, torch.bfloat16)
         pieces = []
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in itertools.pairwise(cuts):
             batch = Batch([Run([0] * (stop - start), start, list(range(10)), 160, 1)], 16)
             pieces.append(attention(projected[start:stop].clone(), None, store, 0, batch))
         return torch.cat(pieces)
