@@ -220,6 +220,7 @@ def _share(value: float | None) -> str:
 TABLES = {
     "speculation": ResultsTable("speculation", speculation),
     "speculation, AVX2": ResultsTable("speculation_avx2", speculation),
+    "speculation, AMX": ResultsTable("speculation_amx", speculation),
     "drafts_on_ranks": ResultsTable("drafts_on_ranks", on_ranks),
     "nested_bits": ResultsTable("nested_bits", nested_bits),
     "drafters": ResultsTable("drafters", drafters),
