@@ -56,8 +56,8 @@ def linears(kernels: ModuleType, columns: int) -> dict[str, tuple[int, Linear]]:
         "W4in8 that drafts": planes,
         "its upper bits": upper,
     }
-    by_torch = {"bfloat16, by torch": (weight.nbytes, partial(functional.linear, weight=weight))}
-    return {name: (linear.nbytes, linear) for name, linear in kinds.items()} | by_torch
+    found: dict[str, tuple[int, Linear]] = {name: (linear.nbytes, linear) for name, linear in kinds.items()}
+    return found | {"bfloat16, by torch": (weight.nbytes, partial(functional.linear, weight=weight))}
 
 
 def seconds(work: Callable[[], object]) -> float:
