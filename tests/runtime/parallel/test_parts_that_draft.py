@@ -23,7 +23,8 @@ from ...tiny import SMELT_6M
 from ..speculation.pretend import pretend_lookup
 
 PROMPTS = [[1, 5, 9, 5, 9, 5, 9], [3, 4], [11], list(range(60, 5, -1))]
-TEXTS = ["The river ran past the old mill", "She opened the door and", "In the morning the ship", "He had never"]
+TEXTS = ["The river ran past the old mill", "She opened the door and", "In the morning the ship", "He had never", "The"]
+TEXTS += ["It was", "When the king", "A small boy", "After the war", "I do not", "They said that", "Nothing in the"]
 ENGINE: dict[str, Any] = {"quiet": True, "max_model_len": 128, "kv_cache_memory_bytes": 1 << 22, "block_size": 4}
 HOST: dict[str, Any] = {"host_cache_bytes": 1 << 20, "swap": "swap"}
 WAYS: dict[str, dict[str, Any]] = {
@@ -35,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "cp=2": {"cp": 2},
     "tp=2, cp=2": {"tp": 2, "cp": 2},
 }
-GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
 ONE = SamplingParams(max_tokens=1, temperature=0, logprobs=500, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, seed=3, top_p=0.95, ignore_eos=True)
 
@@ -117,7 +118,8 @@ def test_upper_bits_draft_and_answer_as_on_one_process(way: str, w4in8: Path) ->
     for options in ({}, WAYS[way] | HOST):
         with closing(Engine(w4in8, **nested, **options, **ENGINE)) as engine:
             logits.append(by_both(engine, [token for prompt in prompts for token in prompt]))
-            engine.generate(prompts[:3], GREEDY)
+            for first in range(0, len(prompts), 3):  # four sequences would be answered by the upper bits
+                engine.generate(prompts[first : first + 3], GREEDY)
             assert engine.drafting is not None
             acceptance.append(engine.drafting.total.acceptance)
             names = [engine.add_request(prompts[0], ONE) for _ in range(4)]
@@ -129,7 +131,8 @@ def test_upper_bits_draft_and_answer_as_on_one_process(way: str, w4in8: Path) ->
     (all_bits, upper), apart = logits[0], far(*logits[0])
     assert far(logits[1][0], all_bits) < 0.3 * apart  # inputs are rounded, and by the largest that a rank has
     assert far(logits[1][1], upper) < 0.3 * apart
-    assert acceptance[1] == pytest.approx(acceptance[0], abs=0.1)
+    # Where two tokens are about as likely, roundings decide, and another text follows: a thousand drafts have been 0.035 apart.
+    assert acceptance[1] == pytest.approx(acceptance[0], abs=0.05)
     common = sorted(set.intersection(*map(set, likely)))
     assert len(common) > 100
     answers = torch.tensor([[each[token] for token in common] for each in likely])
