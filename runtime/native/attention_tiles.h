@@ -51,7 +51,7 @@ struct ByTiles {
             zero_sums(tiles);
             for (int64_t n = 0; n < size; n += 32) add_tiles(tiles, query + n, size, head.key(v, n / 2), head.key(v + 1, n / 2), 64);
             float* to = scores + 16 * (v - reach.low);
-            store_sums(tiles, to, reach.stride);
+            store_sums(tiles, to, reach.stride * sizeof(float), true, true);
         }
     }
 
@@ -65,7 +65,7 @@ struct ByTiles {
                 zero_sums(tiles);
                 for (int64_t v = reach.low; v < reach.high; v += 2)
                     add_tiles(tiles, shares + 16 * (v - reach.low), reach.stride, head.value(v, 0, n), head.value(v, 0, n + 1), 64 * head.numbers);
-                store_sums(tiles, sums + 16 * n, size);
+                store_sums(tiles, sums + 16 * n, size * sizeof(float), true, true);
             }
         }
         for (int r = 0; r < rows.count; r++)
@@ -74,13 +74,6 @@ struct ByTiles {
     }
 
 private:
-    static void zero_sums(Tiles& tiles) {
-        tiles.template zero<0>();
-        tiles.template zero<1>();
-        tiles.template zero<2>();
-        tiles.template zero<3>();
-    }
-
     // 32 rows of the left side by two tiles of the right one.
     static void add_tiles(Tiles& tiles, const bf16* left, int64_t stride, const bf16* right, const bf16* right_2, int64_t bytes) {
         tiles.template load<6>(right, bytes);
@@ -91,13 +84,6 @@ private:
         tiles.template load<5>(left + 16 * stride, stride * sizeof(bf16));
         tiles.template multiply_bf16<2, 5, 6>();
         tiles.template multiply_bf16<3, 5, 7>();
-    }
-
-    static void store_sums(Tiles& tiles, float* to, int64_t stride) {
-        tiles.template store<0>(to, stride * sizeof(float));
-        tiles.template store<1>(to + 16, stride * sizeof(float));
-        tiles.template store<2>(to + 16 * stride, stride * sizeof(float));
-        tiles.template store<3>(to + 16 * stride + 16, stride * sizeof(float));
     }
 };
 

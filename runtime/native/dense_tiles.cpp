@@ -153,36 +153,10 @@ template <bool kTwo, class Tiles>
     }
 }
 
-// Sums of two panels: [panel][half of the outputs][16 outputs][16 rows].
+// Sums of a block of outputs by two panels of rows.
 struct alignas(64) Sums {
-    float of[2][2][kSide][kSide];
+    float of[kBlock][kPair];
 };
-
-template <class Tiles>
-void load_sums(Tiles& tiles, const Sums& sums, bool two) {
-    tiles.template load<0>(sums.of[0][0], 64);
-    tiles.template load<2>(sums.of[0][1], 64);
-    if (!two) return;
-    tiles.template load<1>(sums.of[1][0], 64);
-    tiles.template load<3>(sums.of[1][1], 64);
-}
-
-template <class Tiles>
-void store_sums(Tiles& tiles, Sums& sums, bool two) {
-    tiles.template store<0>(sums.of[0][0], 64);
-    tiles.template store<2>(sums.of[0][1], 64);
-    if (!two) return;
-    tiles.template store<1>(sums.of[1][0], 64);
-    tiles.template store<3>(sums.of[1][1], 64);
-}
-
-template <class Tiles>
-void zero_sums(Tiles& tiles) {
-    tiles.template zero<0>();
-    tiles.template zero<1>();
-    tiles.template zero<2>();
-    tiles.template zero<3>();
-}
 
 // Adds the bias of `count` outputs, and stores `rows` rows.
 void store_rows(const Sums& sums, const bf16* bias, int64_t rows, int64_t count, int64_t outputs, bf16* out) {
@@ -191,7 +165,7 @@ void store_rows(const Sums& sums, const bf16* bias, int64_t rows, int64_t count,
             const int64_t taken = std::min(kSide, rows - panel * kSide), n = half * kSide;
             if (taken <= 0 || count <= n) continue;
             alignas(64) uint32_t by_row[kSide][kSide];
-            transposed(sums.of[panel][half], 64, by_row);
+            transposed(sums.of[n] + panel * kSide, sizeof sums.of[0], by_row);
             const __mmask16 mask = first(count - n);
             const __m512 shift = bias ? load16(bias + n, mask) : _mm512_setzero_ps();
             for (int64_t r = 0; r < taken; r++)
@@ -230,13 +204,13 @@ void multiply_part(const Job& job, const Inputs& inputs, int64_t begin, int64_t 
             for (int64_t p = 0; p < pairs; p++) {
                 Sums& mine = sums[block * pairs + p];
                 const bool two = begin + p * kPair + kSide < end;
-                if (k) load_sums(tiles, mine, two);
+                if (k) load_sums(tiles, mine.of, sizeof mine.of[0], true, two);
                 else zero_sums(tiles);
                 const Asked asked{next + p * share * columns, columns, std::clamp<int64_t>(kBlock - p * share, 0, share)};
                 const bf16 *x = inputs.at(panel + 2 * p, k), *y = two ? inputs.at(panel + 2 * p + 1, k) : nullptr;
                 if (two) add_products<true>(tiles, weights, x, y, width, width_2, steps, asked);
                 else add_products<false>(tiles, weights, x, x, width, width, steps, asked);
-                store_sums(tiles, mine, two);
+                store_sums(tiles, mine.of, sizeof mine.of[0], true, two);
                 if (!last) continue;
                 const int64_t row = begin + p * kPair;
                 store_rows(mine, job.bias ? job.bias + at : nullptr, end - row, taken, job.outputs, job.out + row * job.outputs + at);

@@ -25,7 +25,7 @@ constexpr int kPanel = 3, kTall = 3;  // a quarter of the registers
 #endif
 // From so many rows on matrix tiles are used, where there are any: tried on an Emerald Rapids. What short groups cost between products is not less
 // for few rows, and codes of 4 bits are widened for vector instructions as well.
-constexpr int tile_rows(Form form, int64_t group) { return group > 256 ? 12 : form == kFour ? 16 : 25; }
+constexpr int tile_rows(Form form, int64_t group) { return group > 256 ? 12 : form == kFour ? 13 : form == kPlanes ? 17 : 25; }
 constexpr int64_t kPiece = 512 << 10;  // bytes of a weight that a thread takes at a time: its next ones were not asked for
 
 // Up to as many rows of int8 are multiplied by two tiles at a time; tried on Zen 4 and Emerald Rapids (there 5 to 8 rows were 1.1 to 1.4 times as

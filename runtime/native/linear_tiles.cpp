@@ -5,6 +5,7 @@
 #include "tiles.h"
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #ifdef __AMX_INT8__
@@ -15,7 +16,8 @@
 namespace smelt {
 namespace {
 
-constexpr int64_t kRows = 32;
+constexpr int64_t kPair = 32;  // rows that are multiplied at a time
+constexpr int kMostPairs = 2;  // of them for which codes are widened some columns at a time
 
 bool used = false, used_for_dense = false;
 
@@ -33,23 +35,29 @@ void widen_codes(const uint8_t* codes, const uint8_t* lower, int64_t columns, ui
         }
 }
 
+// A row of a tile. Loads of lines that cross the cache's take twice as long.
+struct alignas(64) Line {
+    uint8_t bytes[64];
+};
+
 // Rounded inputs as tiles read them: for 16 rows each, for each step of columns [row][columns].
 class Inputs {
 public:
-    Inputs(const Rounded<int8_t>& x, int step, int threads) : columns_(x.columns), codes_(x.codes.size()) {
+    Inputs(const Rounded<int8_t>& x, int step, int threads)
+        : columns_(x.columns), codes_(std::make_unique_for_overwrite<Line[]>((x.codes.size() + sizeof(Line) - 1) / sizeof(Line))) {
         const int64_t blocks = x.codes.size() / (16 * columns_);
         spread(threads, blocks, 1, [&](int64_t block) {
-            int8_t* to = codes_.data() + block * 16 * columns_;
+            uint8_t* to = (uint8_t*)codes_.get() + block * 16 * columns_;
             for (int64_t k = 0; k < columns_; k += step)
                 for (int64_t row = 16 * block; row < 16 * (block + 1); row++, to += step) std::memcpy(to, x.codes.data() + row * columns_ + k, step);
         });
     }
 
-    const int8_t* at(int64_t row, int64_t column) const { return codes_.data() + row * columns_ + 16 * column; }
+    const uint8_t* at(int64_t row, int64_t column) const { return (const uint8_t*)codes_.get() + row * columns_ + 16 * column; }
 
 private:
     int64_t columns_;
-    std::vector<int8_t> codes_;
+    std::unique_ptr<Line[]> codes_;
 };
 
 // A tile's codes as bytes, some columns at a time, each while those before them are multiplied: memory and multiplication go on together.
@@ -67,7 +75,10 @@ public:
 
     // Those of `together` columns.
     const uint8_t* at(int64_t column) {
-        if constexpr (kForm == kEight) return codes_ + column * kTile;
+        if constexpr (kForm == kEight) {
+            ask(codes_ + column * kTile, together_ * kTile);
+            return codes_ + column * kTile;
+        }
         if (column + together_ < columns_) widen(column + together_);
         return room_[column / together_ % 2];
     }
@@ -75,12 +86,13 @@ public:
 private:
     void widen(int64_t column) {
         if constexpr (kForm == kEight) return;
-        const int64_t from = column * kTile / 2, bytes = together_ * kTile / 2;
-        for (int64_t i = 0; i < bytes; i += 64) {
-            _mm_prefetch((const char*)codes_ + from + i + ahead_of(kForm), kHint);
-            if constexpr (kForm == kPlanes) _mm_prefetch((const char*)lower_ + from + i + ahead_of(kForm), kHint);
-        }
+        const int64_t from = column * kTile / 2;
+        if constexpr (kForm == kFour) ask(codes_ + from, together_ * kTile / 2);  // two streams are asked for by the processor itself
         widen_codes<kForm>(codes_ + from, lower_ + from, together_, room_[column / together_ % 2]);
+    }
+
+    [[gnu::always_inline]] static void ask(const uint8_t* from, int64_t bytes) {
+        for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)from + i + ahead_of(kForm), kHint);
     }
 
     const uint8_t *codes_, *lower_;
@@ -98,40 +110,41 @@ private:
     const uint8_t* codes_;
 };
 
-// Up to 32 rows by one tile, `together` columns at a time.
-template <class Tiles, class Scale, class Source>
-void rows_by_tile(Tiles& tiles, int step, int64_t together, const Codes& w, Source& codes, const Rounded<int8_t>& x, const Inputs& inputs, int64_t row,
-                  int64_t tile, bf16* out) {
+// Up to kPairs times 32 rows by one tile, `together` columns at a time.
+template <int kPairs, class Tiles, class Scale, class Source>
+void rows_by_tile(Tiles& tiles, int step, int64_t together, const Codes& w, Source& codes, const Rounded<int8_t>& x, const Inputs& inputs,
+                  int64_t row, int64_t tile, bf16* out) {
     const int64_t columns = w.columns, groups = columns / w.group, pieces = columns / x.group, per = w.group / x.group;
-    const int64_t rows = std::min(kRows, x.rows - row);
-    alignas(64) int32_t sums[kRows][kTile];
-    alignas(64) float totals[kRows][kTile] = {};
+    const int64_t rows = std::min(kPairs * kPair, x.rows - row);
+    alignas(64) int32_t sums[kPairs * kPair][kTile];
+    alignas(64) float totals[kPairs * kPair][kTile] = {};
     for (int64_t p = 0; p < pieces; p++) {
-        tiles.template zero<0>();
-        tiles.template zero<1>();
-        tiles.template zero<2>();
-        tiles.template zero<3>();
-        for (int64_t begin = p * x.group; begin < (p + 1) * x.group; begin += together) {
-            const uint8_t* right = codes.at(begin);
-            for (int64_t k = begin; k < begin + together; k += step, right += step * kTile) {
-                tiles.template load<6>(right, 128);
-                tiles.template load<7>(right + 64, 128);
-                tiles.template load<4>(inputs.at(row, k), step);
-                tiles.template multiply<0, 4, 6>();
-                tiles.template multiply<1, 4, 7>();
-                if (rows > 16) {
-                    tiles.template load<5>(inputs.at(row + 16, k), step);
-                    tiles.template multiply<2, 5, 6>();
-                    tiles.template multiply<3, 5, 7>();
+        const int64_t first = p * x.group, last = first + x.group - together;
+        if (kPairs == 1) zero_sums(tiles);
+        for (int64_t begin = first; begin <= last; begin += together) {
+            const uint8_t* bytes = codes.at(begin);
+            for (int pair = 0; pair < kPairs; pair++) {
+                const int64_t from = pair * kPair;
+                const bool below = rows - from > 16;
+                const uint8_t* right = bytes;
+                if (kPairs > 1 && begin == first) zero_sums(tiles);
+                else if (kPairs > 1) load_sums(tiles, sums[from], sizeof sums[0], below, true);
+                for (int64_t k = begin; k < begin + together; k += step, right += step * kTile) {
+                    tiles.template load<6>(right, 128);
+                    tiles.template load<7>(right + 64, 128);
+                    tiles.template load<4>(inputs.at(row + from, k), step);
+                    tiles.template multiply<0, 4, 6>();
+                    tiles.template multiply<1, 4, 7>();
+                    if (below) {
+                        tiles.template load<5>(inputs.at(row + from + 16, k), step);
+                        tiles.template multiply<2, 5, 6>();
+                        tiles.template multiply<3, 5, 7>();
+                    }
                 }
+                if (kPairs > 1) store_sums(tiles, sums[from], sizeof sums[0], below, true);
             }
         }
-        tiles.template store<0>(sums[0], sizeof sums[0]);
-        tiles.template store<1>(sums[0] + 16, sizeof sums[0]);
-        if (rows > 16) {
-            tiles.template store<2>(sums[16], sizeof sums[0]);
-            tiles.template store<3>(sums[16] + 16, sizeof sums[0]);
-        }
+        if (kPairs == 1) store_sums(tiles, sums, sizeof sums[0], rows > 16, true);
         const int64_t place = (tile * groups + p / per) * kTile;
         for (int half = 0; half < 2; half++) {
             const int64_t at = 16 * half;
@@ -158,37 +171,38 @@ void rows_by_tile(Tiles& tiles, int step, int64_t together, const Codes& w, Sour
 
 template <class Tiles, class Scale, Form kForm>
 void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    const Rounded<int8_t> rounded(x, rows, w.columns, group, 1, 1, kRows, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
+    const Rounded<int8_t> rounded(x, rows, w.columns, group, 1, 1, kPair, w.zeros ? 1 : zero_of(kForm), w.input_scale, threads);
     const int step = step_of(group);
     const Inputs inputs(rounded, step, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile, bytes = w.columns * kTile * bits_of(kForm) / 8;
     int64_t together = group;  // columns
     for (int64_t part = 1; together > Bytes<kForm>::kMost; part++)
         if (group % (part * step) == 0) together = group / part;
-    if (rows <= kRows) {
+    if (rows <= kMostPairs * kPair) {
         const int64_t piece = std::clamp<int64_t>(tiles / (8 * threads), 1, std::max<int64_t>(1, (128 << 10) / bytes));
         return spread(threads, tiles, piece, [&](int64_t tile) {
             Tiles set{TileShapes(step)};
             Bytes<kForm> codes(w, tile, together);
-            rows_by_tile<Tiles, Scale>(set, step, together, w, codes, rounded, inputs, 0, tile, out);
+            const auto by_tile = rows <= kPair ? rows_by_tile<1, Tiles, Scale, Bytes<kForm>> : rows_by_tile<kMostPairs, Tiles, Scale, Bytes<kForm>>;
+            by_tile(set, step, together, w, codes, rounded, inputs, 0, tile, out);
         });
     }
     // As many rows at a time as stay in the second cache while tiles pass by.
-    const int64_t most = std::max<int64_t>(1, (1 << 20) / (w.columns * kRows)) * kRows;
+    const int64_t most = std::max<int64_t>(1, (1 << 20) / (w.columns * kPair)) * kPair;
     const int64_t rounds = (rows + most - 1) / most;
     spread(threads, rounds * tiles, 1, [&](int64_t i) {
         const int64_t tile = i % tiles, begin = i / tiles * most;
-        thread_local std::vector<uint8_t> wide;
+        thread_local std::vector<Line> wide;
         const uint8_t* codes = w.codes + tile * bytes;
         if constexpr (kForm != kEight) {
-            wide.resize(w.columns * kTile);
-            widen_codes<kForm>(codes, w.lower + (kForm == kPlanes ? tile * bytes : 0), w.columns, wide.data());
-            codes = wide.data();
+            wide.resize(w.columns * kTile / sizeof(Line));
+            widen_codes<kForm>(codes, w.lower + (kForm == kPlanes ? tile * bytes : 0), w.columns, (uint8_t*)wide.data());
+            codes = (const uint8_t*)wide.data();
         }
         AllBytes all(codes);
         Tiles set{TileShapes(step)};
-        for (int64_t row = begin; row < std::min(rows, begin + most); row += kRows)
-            rows_by_tile<Tiles, Scale>(set, step, together, w, all, rounded, inputs, row, tile, out);
+        for (int64_t row = begin; row < std::min(rows, begin + most); row += kPair)
+            rows_by_tile<1, Tiles, Scale>(set, step, together, w, all, rounded, inputs, row, tile, out);
     });
 }
 

@@ -136,4 +136,31 @@ private:
     static float normal(float value) { return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value; }
 };
 
+template <class Tiles>
+void zero_sums(Tiles& tiles) {
+    tiles.template zero<0>();
+    tiles.template zero<1>();
+    tiles.template zero<2>();
+    tiles.template zero<3>();
+}
+
+// The four sums as a square of 32 lines of 32 numbers, `stride` bytes from line to line; without what is below or beside the first where nothing is.
+template <class Tiles>
+void store_sums(Tiles& tiles, void* square, int64_t stride, bool below, bool beside) {
+    uint8_t *to = (uint8_t*)square, *under = to + 16 * stride;
+    tiles.template store<0>(to, stride);
+    if (beside) tiles.template store<1>(to + 64, stride);
+    if (below) tiles.template store<2>(under, stride);
+    if (below && beside) tiles.template store<3>(under + 64, stride);
+}
+
+template <class Tiles>
+void load_sums(Tiles& tiles, const void* square, int64_t stride, bool below, bool beside) {
+    const uint8_t *from = (const uint8_t*)square, *under = from + 16 * stride;
+    tiles.template load<0>(from, stride);
+    if (beside) tiles.template load<1>(from + 64, stride);
+    if (below) tiles.template load<2>(under, stride);
+    if (below && beside) tiles.template load<3>(under + 64, stride);
+}
+
 }  // namespace smelt

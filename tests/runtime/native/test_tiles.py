@@ -24,7 +24,7 @@ def by_vectors(linear: CodesLinear, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("bits", [3, 4, 8])
-@pytest.mark.parametrize(("columns", "group"), [(256, 32), (384, 128), (192, 96), (256, 256)])
+@pytest.mark.parametrize(("columns", "group"), [(256, 32), (384, 128), (192, 96), (256, 256), (1536, 768)])
 @pytest.mark.parametrize("asymmetric", [False, True])
 def test_matrix_tiles_give_the_same_bits(
     compiled: ModuleType, bits: int, columns: int, group: int, asymmetric: bool
@@ -33,14 +33,14 @@ def test_matrix_tiles_give_the_same_bits(
     for dtype in (torch.bfloat16, torch.float32):
         matrix = coded_matrix(bits, 75, columns, group, asymmetric=asymmetric, dtype=dtype)
         linear = CodesLinear(compiled, matrix, randn(75, seed=1), exact=False, few_exact=False)
-        for rows in (3, 16, 17, 32, 70):
+        for rows in (3, 16, 17, 32, 33, 64, 70):
             x = randn(rows, columns, seed=rows).bfloat16()
             found = torch.empty(rows, 75, dtype=torch.bfloat16)
             assert compiled.linear_tiles(linear.handle, x.data_ptr(), rows, found.data_ptr(), 2)
             assert torch.equal(found, by_vectors(linear, x))
 
 
-@pytest.mark.parametrize(("columns", "group"), [(256, 32), (384, 128), (256, 256)])
+@pytest.mark.parametrize(("columns", "group"), [(256, 32), (384, 128), (256, 256), (1536, 768)])
 def test_matrix_tiles_read_planes(compiled: ModuleType, columns: int, group: int) -> None:
     """Both of them as one weight, and the upper one alone."""
     for dtype in (torch.bfloat16, torch.float32):
@@ -49,7 +49,7 @@ def test_matrix_tiles_read_planes(compiled: ModuleType, columns: int, group: int
         upper = planes.upper()
         assert upper is not None
         for linear in (planes, upper):
-            for rows in (3, 17, 70):
+            for rows in (3, 17, 40, 64, 70):
                 x = randn(rows, columns, seed=rows).bfloat16()
                 found = torch.empty(rows, 75, dtype=torch.bfloat16)
                 assert compiled.linear_tiles(linear.handle, x.data_ptr(), rows, found.data_ptr(), 2)
@@ -61,10 +61,11 @@ def test_matrix_tiles_by_token(compiled: ModuleType) -> None:
     linear = CodesLinear(
         compiled, Matrix(codes, "int8", 8, torch.full((96, 1), 0.01), None, BY_TOKEN), None, exact=False
     )
-    x = randn(40, 1024).bfloat16()
-    found = torch.empty(40, 96, dtype=torch.bfloat16)
-    assert compiled.linear_tiles(linear.handle, x.data_ptr(), 40, found.data_ptr(), 2)
-    assert torch.equal(found, by_vectors(linear, x))
+    for rows in (20, 40, 64, 100):
+        x = randn(rows, 1024).bfloat16()
+        found = torch.empty(rows, 96, dtype=torch.bfloat16)
+        assert compiled.linear_tiles(linear.handle, x.data_ptr(), rows, found.data_ptr(), 2)
+        assert torch.equal(found, by_vectors(linear, x))
 
 
 @pytest.mark.parametrize(("outputs", "columns"), [(7, 31), (64, 256), (3, 8), (50, 4133), (75, 2080)])
