@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
@@ -129,13 +128,18 @@ class _Answers:
 
 
 class _ForcedLookup(LookupDrafter):
-    """Looks up what the other pair's lookup finds in one of the texts of its model, as far as the sequence has come."""
+    """Looks up what the other pair's lookup finds in one of the texts of its model, as far as the sequence has come.
+
+    Attributes:
+        place: which of the texts the next sequence gets.
+    """
 
     def __init__(self, answers: _Answers, texts: SequenceOf[tuple[list[int], list[int]]]) -> None:
         super().__init__()
         texts = [*texts]
         random.Random(0).shuffle(texts)
-        self._answers, self._next_text = answers, itertools.cycle(texts)
+        self._answers, self._other_texts = answers, texts
+        self.place = 0
         self._other: WeakKeyDictionary[Sequence, tuple[Sequence, list[int], list[int]]] = WeakKeyDictionary()
 
     def matched(self, sequence: Sequence) -> int:
@@ -153,7 +157,8 @@ class _ForcedLookup(LookupDrafter):
     def _followed(self, sequence: Sequence) -> Sequence:
         """The other text, as long as its answer is."""
         if sequence not in self._other:
-            prompt, output = next(self._next_text)
+            prompt, output = self._other_texts[self.place % len(self._other_texts)]
+            self.place += 1
             self._other[sequence] = Sequence(sequence.request, 0, list(prompt)), prompt, output
         other, prompt, output = self._other[sequence]
         come = len(other.tokens) - len(prompt)
@@ -215,6 +220,13 @@ def force(
         return {sequence: answers.choice(sequence, part) for sequence, part in parts.items()}
 
     weights._next = forced  # type: ignore[method-assign]
+
+
+def begin_texts(engine: Engine, place: int) -> None:
+    """Let the sequences that come next get the texts from this one on, if their drafts are looked up in texts."""
+    lookup = lookup_of(engine.executor.drafter)
+    if isinstance(lookup, _ForcedLookup):
+        lookup.place = place
 
 
 def _wrong(token: int, by: int) -> int:

@@ -19,7 +19,7 @@ from smelt.runtime.speculation.length import AdaptiveDrafts
 
 from ..common import SMELT_6M, WIKITEXT_VALIDATION, ResultRows, add_scratch, parser, save, saved, shared
 from ..random_model import build_billion
-from .forced import Acceptance, force
+from .forced import Acceptance, begin_texts, force
 from .forms import forms_of
 from .speculation import (
     MORE,
@@ -57,6 +57,7 @@ def compare(pair: Pair, prompts: list[list[int]], turns: int, forced: Acceptance
         for place in range(3):
             which = (place + number) % 3  # each is the first one in turn
             draft(engine, (None, chains, trees)[which])
+            begin_texts(engine, number * len(prompts))  # or chains and trees would be compared on different ones
             found[which], tokens = turn(engine, prompts, OUTPUT)
             same = same and tokens == alone
         if number:  # the first one learns

@@ -228,4 +228,5 @@ TABLES = {
     "upper_bits": ResultsTable("upper_bits", upper_bits),
     "token_trees": ResultsTable("token_trees", token_trees),
     "token_trees, AVX2": ResultsTable("token_trees_avx2", token_trees),
+    "token_trees, AMX": ResultsTable("token_trees_amx", token_trees),
 }
