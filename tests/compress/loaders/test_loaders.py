@@ -132,10 +132,12 @@ def test_a_quantized_head_is_named_for_vllm(built: Built) -> None:
 
 
 def _exports(path: Path) -> bool:
+    written = path.with_suffix(".gguf")
     try:
-        export(str(path), "gguf", path.with_suffix(".gguf"), progress=False)
+        export(str(path), "gguf", written, progress=False)
     except SmeltError:
         return False
+    written.unlink()  # what exists is refused, and another test may export it, too
     return True
 
 
