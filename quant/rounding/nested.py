@@ -45,6 +45,8 @@ def nested(
         raise ValueError("nested rounding is for symmetric codes of 8 bits; use scheme W4in8 or W8A16")
     options = options or NestedOptions()
     grid = grid or Grid.fit(weight, args)
+    if not weight.any():  # a part that was removed: no upper four bits stand for zero, and it must stay zero
+        return nearest(weight, args, grid=grid)
     if stats is None or stats.tokens == 0 or stats.hessian is None:
         return _nearest_because("no calibration token reached it", weight, args, grid)
     if not torch.isfinite(stats.hessian.diagonal()).all():

@@ -118,6 +118,11 @@ def test_without_inputs_it_rounds_to_nearest(weight: Tensor) -> None:
     assert "no calibration token" in found.notes[0]
 
 
+def test_a_part_that_was_removed_stays_zero(inputs: Tensor) -> None:
+    found = nested(torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16), resolve("W4in8", GROUP).args, stats_of(inputs))
+    assert not found.values.any()
+
+
 @pytest.mark.parametrize("scheme", ["W4A16", "W4A16_ASYM", "FP8_DYNAMIC"])
 def test_other_formats_are_refused(weight: Tensor, scheme: str) -> None:
     with pytest.raises(ValueError, match="symmetric codes of 8 bits"):
