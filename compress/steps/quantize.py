@@ -55,11 +55,7 @@ class QuantizeStep(Step[Quantize | QuantizeAuto]):
         method = next(
             (each.method for each in self.settings.transforms if not TRANSFORMS[each.method].keeps_zeros), None
         )
-        if method is not None:
-            return f"transforms: {method}"
-        # The upper bits stand for the middle of what they may be, which is never zero.
-        chosen = [self.settings.rounding, *(each.rounding for each in self.settings.overrides)]
-        return "rounding: nested" if any(each is not None and each.method == "nested" for each in chosen) else None
+        return None if method is None else f"transforms: {method}"
 
     @property
     def training(self) -> StepTraining | None:

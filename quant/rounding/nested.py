@@ -9,6 +9,7 @@ from torch import Tensor
 from ..grid import Grid
 from ..layer_stats import LayerStats
 from ..stored.quantized_weight import QuantizedWeight
+from ..zeros import not_pruned
 from .columns import Final, column_factor, settle_columns
 from .descent import descend_codes, normalized
 from .nearest import nearest
@@ -29,7 +30,8 @@ def nested(
 
     Read alone they stand for the middle of the sixteen codes that share them. They are chosen by GPTQ, among those from which the
     lower four bits reach the original weight within ``give`` steps of 4 bits. Then GPTQ chooses the lower four,
-    which also make up for what the upper ones leave. Each ends with sweeps of coordinate descent, as GPTQ does.
+    which also make up for what the upper ones leave. Each ends with sweeps of coordinate descent, as GPTQ does. Zeros of a pruned weight
+    stay zero.
 
     Args:
         weight: ``[rows, columns]``; in the dtype that scales are stored in, unless ``grid`` is given.
@@ -45,8 +47,6 @@ def nested(
         raise ValueError("nested rounding is for symmetric codes of 8 bits; use scheme W4in8 or W8A16")
     options = options or NestedOptions()
     grid = grid or Grid.fit(weight, args)
-    if not weight.any():  # a part that was removed: no upper four bits stand for zero, and it must stay zero
-        return nearest(weight, args, grid=grid)
     if stats is None or stats.tokens == 0 or stats.hessian is None:
         return _nearest_because("no calibration token reached it", weight, args, grid)
     if not torch.isfinite(stats.hessian.diagonal()).all():
@@ -66,6 +66,12 @@ def nested(
     lowest = ((original - options.give * _LOWER) / _LOWER).floor().clamp_(-8, 7)
     highest = ((original + options.give * _LOWER) / _LOWER).floor().clamp_(-8, 7)
     upper = torch.empty_like(columns)
+    stays = not_pruned(weight)
+    pruned = None if stays is None else ~stays.T[backwards]
+    if (
+        pruned is not None
+    ):  # code 0 is the first of those whose upper four bits are 0, and none of these stands for zero
+        lowest[pruned] = highest[pruned] = 0
 
     def choose_upper(column: int, wanted: Tensor) -> Tensor:
         found = (wanted / step[column] / _LOWER).floor()
@@ -76,7 +82,8 @@ def nested(
     def choose_lower(column: int, wanted: Tensor) -> Tensor:
         first = upper[column] * _LOWER
         found = (wanted / step[column]).round()
-        return torch.minimum(torch.maximum(found, first), first + _LOWER - 1) * step[column]
+        found = torch.minimum(torch.maximum(found, first), first + _LOWER - 1)
+        return (found if pruned is None else found.masked_fill(pruned[column], 0)) * step[column]
 
     feedback = normalized(stats.hessian[backwards[:, None], backwards], damping)[0] if options.sweeps else None
 

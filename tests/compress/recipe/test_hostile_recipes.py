@@ -129,7 +129,7 @@ def test_merge_keys_give_way_to_what_stands_beside_them(tmp_path: Path) -> None:
         ("steps.0.quantize={scheme: W4A16, overrides: [{targets: ['re:.*mlp.*'], scheme: W4in8, rounding: gptq}]}", "is rounded by nested or nearest, not by gptq"),
         ("steps.0.quantize={scheme: W4A16, train: {data: builtin, tokens: 20k}, overrides: [{targets: ['re:.*mlp.*'], scheme: W4in8}]}", "train would train the upper four bits of an override's 8"),
         ("steps.0.quantize={scheme: auto, target: {bits: 5}, rounding: nested}", "nested is for scheme W4in8 or W8A16, and model.layers.0"),
-        ("steps=[{prune: {structure: '2:4'}}, {quantize: {scheme: W4IN8}}]", "the zeros of steps.0 would be lost (rounding: nested)"),
+        ("steps=[{prune: {structure: '2:4'}}, {quantize: {scheme: W4IN8, transforms: [rotate]}}]", "the zeros of steps.0 would be lost (transforms: rotate)"),
         ("steps.0.quantize={scheme: W4A16, rounding: signround, overrides: [{targets: ['re:.*q_proj'], rounding: {method: signround, iterations: 7}}]}", "has the same options in all of them"),
         ("calibrate.source=" + "[" * 5000, "nests deeper"),
         ("calibrate.samples=2026-01-01", "is read as a date by YAML"),

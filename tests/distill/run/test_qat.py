@@ -178,8 +178,11 @@ def test_upper_bits_learn_to_draft_and_all_bits_stay_near_the_original(
     assert any("upper four of 8 bits" in note for note in result.report.models[-1].warnings)
 
 
-def test_pruned_and_quantized_together_keeps_the_zeros(trained: Make, tiny: Callable[..., Path]) -> None:
-    recipe = trained(tiny(), scheme="W4A16", group_size=32, rounding="gptq").model_dump(mode="json")
+@pytest.mark.parametrize(("scheme", "rounding"), [("W4A16", "gptq"), ("W4in8", "nested")])
+def test_pruned_and_quantized_together_keeps_the_zeros(
+    trained: Make, tiny: Callable[..., Path], scheme: str, rounding: str
+) -> None:
+    recipe = trained(tiny(), scheme=scheme, group_size=32, rounding=rounding).model_dump(mode="json")
     recipe["steps"].insert(0, {"prune": {"structure": "2:4"}})
     result = run(Recipe.model_validate(recipe), progress=False)
     model = from_transformers(result.checkpoint, quantization_config=CompressedTensorsConfig(dequantize=True))

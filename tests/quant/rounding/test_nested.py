@@ -118,9 +118,17 @@ def test_without_inputs_it_rounds_to_nearest(weight: Tensor) -> None:
     assert "no calibration token" in found.notes[0]
 
 
-def test_a_part_that_was_removed_stays_zero(inputs: Tensor) -> None:
-    found = nested(torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16), resolve("W4in8", GROUP).args, stats_of(inputs))
-    assert not found.values.any()
+@pytest.mark.parametrize("sweeps", [0, NestedOptions().sweeps])
+def test_pruned_weights_stay_zero(weight: Tensor, inputs: Tensor, sweeps: int) -> None:
+    """2:4 and whole parts. No upper four bits stand for zero, so that these lose more; all bits must not."""
+    args, stats = resolve("W4in8", GROUP).args, stats_of(inputs)
+    smallest = weight.view(ROWS, -1, 4).abs().float().argsort(-1)[..., :2]
+    pruned = weight.view(ROWS, -1, 4).scatter(-1, smallest, 0.0).view(ROWS, COLUMNS)
+    found = nested(pruned, args, stats, NestedOptions(sweeps=sweeps))
+    assert not found.values[pruned == 0].any()
+    # Without sweeps the upper bits lose too much for the lower ones to make up for.
+    assert not sweeps or loss(found.values, pruned, inputs) < 1.1 * loss(nearest(pruned, args).values, pruned, inputs)
+    assert not nested(torch.zeros_like(weight), args, stats, NestedOptions(sweeps=sweeps)).values.any()
 
 
 @pytest.mark.parametrize("scheme", ["W4A16", "W4A16_ASYM", "FP8_DYNAMIC"])
