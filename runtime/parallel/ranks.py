@@ -166,7 +166,13 @@ class Ranks:
         return False
 
     def close(self) -> None:
-        """End the connections."""
+        """End the connections, whoever waits for something."""
+
+    def end(self) -> None:
+        """Let go of the connections, when all has been said, and wait for the threads of gloo.
+
+        They drop tensors some time after these have come, for which they need Python: if that is about to end, it ends the thread, and C++ the process.
+        """
 
 
 class ConnectedRanks(Ranks):
@@ -211,7 +217,13 @@ class ConnectedRanks(Ranks):
     @property
     def tensors(self) -> Any:
         """torch's group for what is on the device."""
-        return self._tensors
+        return self._open(self._tensors)
+
+    @staticmethod
+    def _open(group: Any) -> Any:
+        if group is None:
+            raise RankLost("the other ranks were stopped")
+        return group
 
     def limit(self, seconds: float) -> None:
         self._patience = timedelta(seconds=min(seconds, _PATIENCE.total_seconds()))
@@ -250,7 +262,7 @@ class ConnectedRanks(Ranks):
             self._memory.all_reduce(tensor, self._look_for(time.monotonic()))
             return tensor
         with lost():
-            self.wait(self._tensors.allreduce([tensor]))
+            self.wait(self.tensors.allreduce([tensor]))
         return tensor
 
     def _look_for(self, begun: float) -> Callable[[], None]:
@@ -274,17 +286,17 @@ class ConnectedRanks(Ranks):
         mine = torch.nn.functional.pad(tensor, added) if missing else tensor.contiguous()
         found = [torch.empty_like(mine) for _ in sizes]
         with lost():
-            self.wait(self._tensors.allgather([found], [mine]))
+            self.wait(self.tensors.allgather([found], [mine]))
         return torch.cat([each.narrow(dim, 0, size) for each, size in zip(found, sizes, strict=True)], dim=dim)
 
     def all_to_all(self, tensor: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         found = tensor.new_empty(sum(received), *tensor.shape[1:])
         with lost():
-            self.wait(self._tensors.alltoall_base(found, tensor.contiguous(), list(received), list(sent)))
+            self.wait(self.tensors.alltoall_base(found, tensor.contiguous(), list(received), list(sent)))
         return found
 
     def pass_on(self, tensor: Tensor, rows: int) -> Callable[[], Tensor]:
-        found, group = tensor.new_empty(rows, *tensor.shape[1:]), self._tensors
+        found, group = tensor.new_empty(rows, *tensor.shape[1:]), self.tensors
         after, before = (self.rank + 1) % self.count, (self.rank - 1) % self.count
         with lost():
             if self._device == "cuda":  # NCCL needs to know of both at once
@@ -326,6 +338,17 @@ class ConnectedRanks(Ranks):
             for group in {id(each): each for each in (self._tensors, self._messages)}.values():
                 group.abort()
 
+    def end(self) -> None:
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            for part in self._parts:
+                part.end()
+            if self._tensors is self._messages:
+                self._tensors = None
+            self._messages = None
+
     def _data_of(self, rank: int, data: Any) -> Any:
         raw = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
         size = self._broadcast(torch.tensor([len(raw)]), rank)
@@ -336,7 +359,7 @@ class ConnectedRanks(Ranks):
         options = distributed.BroadcastOptions()
         options.rootRank = rank
         with lost():
-            self._messages.broadcast([tensor], options).wait(self._patience)
+            self._open(self._messages).broadcast([tensor], options).wait(self._patience)
         return tensor
 
 

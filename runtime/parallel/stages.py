@@ -85,7 +85,7 @@ class ConnectedStages(Stages):
 
     def __init__(self, world: ConnectedRanks, index: int, count: int) -> None:
         self.index, self.count = index, count
-        self._group, self._world = world.tensors, world
+        self._world = world
         self._each = world.count // count
         self._sent: list[tuple[Tensor, Any]] = []
 
@@ -102,14 +102,14 @@ class ConnectedStages(Stages):
         tensor = torch.empty(shape, dtype=dtype, device=device)
         source = self._world.rank - self._each if not self.is_first else self._world.count - self._each
         with lost():
-            self._world.wait(self._group.recv([tensor], source, 0))
+            self._world.wait(self._world.tensors.recv([tensor], source, 0))
         return tensor
 
     def send(self, tensor: Tensor) -> None:
         tensor = tensor.contiguous()
         target = 0 if self.is_last else self._world.rank + self._each
         with lost():
-            self._sent.append((tensor, self._group.send([tensor], target, 0)))
+            self._sent.append((tensor, self._world.tensors.send([tensor], target, 0)))
 
     def wait(self) -> None:
         sent, self._sent = self._sent, []

@@ -7,6 +7,7 @@ It alone writes to the output and measures the result.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import os
@@ -135,11 +136,11 @@ class _Together(Processes):
         if device.type == "cuda":
             torch.cuda.set_device(device)  # where FSDP and Triton look, too
         with _peer_errors():
-            self._messages, self._sums = _group("cpu"), _group(device.type)
+            _group("cpu"), _group(device.type)
 
     def sum_(self, tensor: Tensor) -> None:
         with _peer_errors():
-            self._sums.allreduce([tensor]).wait()
+            _group(self.device.type).allreduce([tensor]).wait()
 
     def all_gather(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         return [self._broadcast_message(rank, (tensors, None))[0] for rank in range(self.count)]
@@ -233,7 +234,7 @@ class _Together(Processes):
         options.rootRank = rank
         here = tensor.cpu()
         with _peer_errors():
-            self._messages.broadcast([here], options).wait()
+            _group("cpu").broadcast([here], options).wait()
         return here
 
 
@@ -283,6 +284,10 @@ def _group(device: str) -> Any:
     options = distributed.ProcessGroupNCCL.Options()
     options._timeout = _PATIENCE
     return distributed.ProcessGroupNCCL(store, int(os.environ["RANK"]), _launched(), options)
+
+
+# gloo's threads drop tensors some time after these have come, for which they need Python: if that is about to end, it ends the thread, and C++ the process.
+atexit.register(_group.cache_clear)
 
 
 @contextmanager

@@ -62,7 +62,9 @@ def work_unless_first(config: EngineConfig) -> None:
         return
     on_gpu(config)
     try:
-        work(joined_by_environment(kind(config)))
+        ranks = joined_by_environment(kind(config))
+        work(ranks)
+        ranks.end()
     except RankLost as problem:
         print(f"smelt: {problem}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -363,6 +363,7 @@ class Workers:
             try:
                 with suppress(RankLost):
                     self.ranks.broadcast(torch.tensor([_STOP, *[0] * (_FIRST - 1)]))
+                    self.ranks.end()
             finally:
                 self._computing.release()
             self._others.end()

@@ -361,6 +361,42 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(wanted), "of the first rank only"
 
 
+_TORCHRUN = {
+    "engine": (
+        f"engine = Engine({str(SMELT_6M)!r}, tp=2, dtype='float32', quiet=True)\n"
+        f"engine.generate({PROMPTS[1]!r}, SamplingParams(max_tokens=4))\n"
+        "wait_for_idle_cores()\n"
+    ),
+    "training": ("together = Processes.launched('cpu')\nwait_for_idle_cores()\ntogether.sum_(torch.ones(1 << 20))\n"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs threads that run only while a core is idle")
+@pytest.mark.parametrize("what", _TORCHRUN)
+def test_ranks_that_torchrun_started_end_well_on_a_busy_machine(what: str, tmp_path: Path) -> None:
+    """gloo's threads still have tensors when Python ends."""
+    script = tmp_path / "ask.py"
+    script.write_text(
+        "import os, torch\n"
+        "from smelt.runtime import Engine, SamplingParams\n"
+        "from smelt.system.processes.process_group import Processes\n"
+        "def wait_for_idle_cores():\n"
+        "    for thread in map(int, os.listdir('/proc/self/task')):\n"
+        "        if thread != os.getpid():\n"
+        "            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))\n" + _TORCHRUN[what]
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_a_stage_may_have_no_attention(tmp_path: Path) -> None:
     """As depth pruning leaves it: the other stage's cache decides."""
