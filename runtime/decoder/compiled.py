@@ -6,11 +6,13 @@ else is plain torch, so that the compiler's fusions can be compared with Smelt's
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -24,8 +26,10 @@ from .parts.operators import Attention, FeedForward, Operators, Rotation, RunLay
 
 # The current step; operators that compiled code calls take only tensors and numbers.
 _STEPS: list[tuple[KeysValues, Batch]] = []
-_KNOWN: list[Attention] = []
-_MIXTURES: list[FeedForward] = []
+# What they stand for, as long as its model does.
+_NUMBERS = itertools.count()
+_KNOWN: WeakValueDictionary[int, Attention] = WeakValueDictionary()
+_MIXTURES: WeakValueDictionary[int, FeedForward] = WeakValueDictionary()
 
 
 @torch.library.custom_op("smelt::attend", mutates_args=())
@@ -128,11 +132,11 @@ class CompiledOperators(Operators):
 
 
 class _Opaque:
-    """Attention that compiled code calls by an index."""
+    """Attention that compiled code calls by a number."""
 
     def __init__(self, attention: Attention, heads: Heads) -> None:
-        self._number = len(_KNOWN)
-        _KNOWN.append(attention)
+        self._number, self._attention = next(_NUMBERS), attention
+        _KNOWN[self._number] = attention
         self._width = heads.queries * heads.size
 
     def __call__(
@@ -143,12 +147,12 @@ class _Opaque:
 
 
 class _OpaqueMixture:
-    """A mixture of experts that compiled code calls by an index."""
+    """A mixture of experts that compiled code calls by a number."""
 
     def __init__(self, forward: FeedForward) -> None:
-        self._number = len(_MIXTURES)
+        self._number, self._forward = next(_NUMBERS), forward
         self.linears = forward.linears
-        _MIXTURES.append(forward)
+        _MIXTURES[self._number] = forward
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return torch.ops.smelt.mixture(hidden, self._number)

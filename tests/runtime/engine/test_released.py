@@ -54,6 +54,20 @@ def test_an_engine_and_its_weights_go_with_the_last_reference(
     assert [each() for each in seen] == [None, None, None]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_an_engine_that_torch_compiled_goes_too(family: str, tiny: Callable[..., Path]) -> None:
+    """With the next collection: what the compiler makes refers to itself."""
+    engine = Engine(tiny(family, torch.bfloat16), quiet=True, max_model_len=128, max_num_seqs=4, compile=True)
+    engine.generate([_PROMPT], _PARAMS)
+    parts = engine.model.layers[0].linears()
+    seen = [weakref.ref(each) for each in (engine, engine.model, *parts.values())]
+    assert len(seen) > 5
+    del engine, parts
+    gc.collect()
+    assert not [each() for each in seen if each() is not None]
+
+
 @pytest.mark.usefixtures("no_collection")
 def test_an_engine_that_was_stepped_by_its_thread_goes_after_it_is_closed(tiny: Callable[..., Path]) -> None:
     async def generate(engine: Engine) -> None:
