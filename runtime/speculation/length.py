@@ -197,30 +197,35 @@ class AdaptiveDrafts(FixedDrafts):
             budget: how many tokens all drafts may have.
             looks_up: which kind.
         """
-        shares = [source.share for source in sources]
         useful = [self._useful(source, row) if source.looks_up == looks_up else 0 for source in sources]
-        before, best, longest, seconds = choice.lengths, choice, 0, 0.0
+        best, longest, seconds = choice, 0, 0.0
+        lengths, reached = list(choice.lengths), [1.0] * len(sources)
+        drafted, tokens = sum(lengths), self._tokens([source.share for source in sources], lengths)
         for count in range(1, max(useful) + 1):
-            lengths = [length or min(count, each) for length, each in zip(before, useful, strict=True)]
-            if sum(lengths) > budget or count > longest + _PATIENCE:
+            longer = [place for place, most in enumerate(useful) if most >= count]
+            drafted += len(longer)
+            if drafted > budget or count > longest + _PATIENCE:
                 break
-            tokens = self._tokens(shares, lengths)
+            for place in longer:
+                reached[place] *= sources[place].share
+                tokens += reached[place]
+                lengths[place] = count
             if not looks_up:
-                seconds += self._drafting_seconds_of(sum(each >= count for each in useful))
-            speed = tokens / (seconds + self._verifying.of(rows + sum(lengths)))
+                seconds += self._drafting_seconds_of(len(longer))
+            speed = tokens / (seconds + self._verifying.of(rows + drafted))
             if speed > _BETTER * best.speed:
-                best, longest = DraftLengths(speed, lengths, [NO_BRANCHES] * len(sources)), count
+                best, longest = DraftLengths(speed, list(lengths), [NO_BRANCHES] * len(sources)), count
             if self._branches and not self._by_odds.is_known:
                 others = [
                     self._useful_branches(source, length, row) for source, length in zip(sources, lengths, strict=True)
                 ]
                 more = sum(each.tokens for each in others)
-                if more == 0 or sum(lengths) + more > budget:
+                if more == 0 or drafted + more > budget:
                     continue
-                tokens += sum(each.gained for each in others)
-                speed = tokens / (seconds + self._verifying.of(rows + sum(lengths) + more))
+                gained = sum(each.gained for each in others)
+                speed = (tokens + gained) / (seconds + self._verifying.of(rows + drafted + more))
                 if speed > _BETTER * best.speed:
-                    best, longest = DraftLengths(speed, lengths, others), count
+                    best, longest = DraftLengths(speed, list(lengths), others), count
         return best
 
     def _sources(self, sequences: list[Sequence], budget: int, row: float, plain: float) -> list[DraftSource]:

@@ -30,10 +30,12 @@ class LookupFirst:
 
     def propose(self, plan: StepPlan, chains: Chains | None = None) -> Drafts:
         """Drafts of both."""
-        found = self.lookup.propose(replace(plan, chunks=[chunk for chunk in plan.chunks if chunk.looks_up]))
-        drafts = self.weights.propose(
-            replace(plan, chunks=[chunk for chunk in plan.chunks if not chunk.looks_up]), chains
-        )
+        looked_up = [chunk for chunk in plan.chunks if chunk.looks_up]
+        if not looked_up:
+            return self.weights.propose(plan, chains)
+        found = self.lookup.propose(replace(plan, chunks=looked_up))
+        others = [chunk for chunk in plan.chunks if not chunk.looks_up]
+        drafts = self.weights.propose(replace(plan, chunks=others), chains)
         return replace(drafts, of={**found.of, **drafts.of})
 
     def unprepared(self, sequence: Sequence) -> int:

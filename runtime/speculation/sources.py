@@ -31,7 +31,10 @@ class DraftSource:
         for count in range(1, self.most + 1):
             reached *= self.share
             tokens += reached
-            best = max(best, tokens / (1 + cost * count))
+            speed = tokens / (1 + cost * count)
+            if speed < best:  # each token brings less than the one before it and takes as much
+                break
+            best = speed
         return best
 
 

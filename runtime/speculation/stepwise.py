@@ -129,6 +129,8 @@ class StepwiseDrafter(ABC):
             for chunk in plan.chunks
             if chunk.drafts and self._may_draft(chunk.sequence)
         }
+        if not growing:
+            return Drafts()
         begun = time.perf_counter()
         prepared = self._prepare(list(growing))
         preparing = time.perf_counter() - begun

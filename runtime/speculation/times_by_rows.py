@@ -25,6 +25,9 @@ class TimesByRows:
         self._rows: list[int] = []
         self._seconds: list[float] = []
         self._counts: list[int] = []  # how often each was measured
+        self._found: dict[
+            int, float
+        ] = {}  # answers since the last measurement: decisions ask for the same rows again and again
 
     @property
     def is_known(self) -> bool:
@@ -33,6 +36,7 @@ class TimesByRows:
 
     def measured(self, rows: int, seconds: float) -> None:
         """Learn from a step."""
+        self._found.clear()
         at = bisect_left(self._rows, rows)
         if at == len(self._rows) or self._rows[at] != rows:
             self._rows.insert(at, rows)
@@ -48,10 +52,17 @@ class TimesByRows:
 
     def shift(self, seconds: float) -> None:
         """All steps take longer by so much."""
+        self._found.clear()
         self._seconds = [each + seconds for each in self._seconds]
 
     def of(self, rows: int) -> float:
         """Seconds of a step; more rows take no less."""
+        found = self._found.get(rows)
+        if found is None:
+            found = self._found[rows] = self._between(rows)
+        return found
+
+    def _between(self, rows: int) -> float:
         known, seconds = self._rows, self._seconds
         if len(known) == 1:
             return seconds[0]
