@@ -196,7 +196,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--only", nargs="*", help="formats and peers to measure; all by default")
     options.add_argument("--vllm-python", help="a Python that has vLLM for CPUs")
-    options.add_argument("--results", default="runtime_cpu", help="the file's name, for a machine of another kind")
+    options.add_argument("--results", help="the file's name, for a machine of another kind")
     options.add_argument("--runs", nargs="*", choices=TURNS, default=list(TURNS), help="what is measured beside vLLM")
     options.add_argument("--in-turns", type=Path, help=argparse.SUPPRESS)
     options.add_argument("--worker", help=argparse.SUPPRESS)
@@ -223,7 +223,8 @@ def main() -> None:
     repeats = ["--repeats", str(arguments.repeats)]
     here = ["-m", "benchmarks.cpu.beside_others", "--scratch", str(arguments.scratch), *repeats, "--worker"]
     # Beside vLLM alone: what the other peers gave is kept.
-    file = "runtime_cpu_vllm" if all(each.startswith("vllm ") for each in wanted) else arguments.results
+    usual = "runtime_cpu_vllm" if all(each.startswith("vllm ") for each in wanted) else "runtime_cpu"
+    file = arguments.results or usual
     results: dict[str, Any] = saved(file) or {} if arguments.only else {}
     results["machine"] = _in_process(*here, "read")
     threads = ["--threads", str(len(os.sched_getaffinity(0)))]

@@ -197,6 +197,7 @@ TABLES = {
     "runtime, AVX2": ResultsTable("runtime_cpu_avx2", peers),
     "runtime, smelt-6m": ResultsTable("runtime_cpu", small),
     "vllm": ResultsTable("runtime_cpu_vllm", vllm),
+    "vllm, AMX": ResultsTable("runtime_cpu_vllm_amx", vllm),
     "linears of a CPU": ResultsTable("cpu_linears", linears),
     "linears of a CPU, AMX": ResultsTable("cpu_linears_amx", linears),
     "two checkouts, AVX2": ResultsTable("kernels_avx2", two_checkouts),
