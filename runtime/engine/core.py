@@ -55,7 +55,7 @@ class EngineCore:
         self.requests: dict[str, Request] = {}
         self._ends, self._tokenizer, self._problem = ends, tokenizer, problem
         self._handle: tuple[StepPlan, StepHandle] | None = None
-        self._unreturned: list[RequestOutput] = []
+        self._unreturned: dict[str, RequestOutput] = {}  # the latest of each request
         self._awaited: set[str] = set()  # requests whose tokens are needed before the next step is scheduled
         self._sinks: dict[str, Sink] = {}
         self._deadlines = Deadlines(self.requests)
@@ -84,14 +84,22 @@ class EngineCore:
             self.scheduler.add(request.sequences[0], request.arrived)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns the state of every request that progressed.
+        """Compute one step. Returns the state of every request that progressed, also in what :meth:`advance` computed since the last call.
 
         An interrupt is raised when the step is complete, so that steps can go on; the next call returns what no sink got, too.
         """
         with waiting_interrupts(), self.lock:
-            outputs = [*self._unreturned, *self._step()]
-        self._unreturned.clear()
-        return outputs
+            outputs = {**self._unreturned, **{output.request_id: output for output in self._step()}}
+        with self.lock:
+            for id, output in outputs.items():
+                if self._unreturned.get(id) is output:  # or another thread has computed more
+                    del self._unreturned[id]
+        return list(outputs.values())
+
+    def advance(self) -> None:
+        """Compute one step for those who gave sinks; what others would get, the next :meth:`step` returns."""
+        with waiting_interrupts(), self.lock:
+            self._step()
 
     def abort(self, id: str) -> None:
         """Abort a request; a no-op if it has finished."""
@@ -102,7 +110,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is not finished, or has outputs that an interrupt kept :meth:`step` from returning."""
+        """Whether any request is not finished, or has outputs that :meth:`step` has not returned."""
         return bool(self.requests or self._unreturned)
 
     def _step(self) -> list[RequestOutput]:
@@ -129,7 +137,11 @@ class EngineCore:
             raise RuntimeProblem("no waiting request fits into the cache; this is a bug in Smelt, please report it")
         outputs = [RequestOutput.of(request) for request in {request.id: request for request in changed}.values()]
         for output in outputs:
-            self._sinks.get(output.request_id, self._unreturned.append)(output)
+            sink = self._sinks.get(output.request_id)
+            if sink is None:
+                self._unreturned[output.request_id] = output
+            else:
+                sink(output)
             if output.finished:
                 self._forget(output.request_id)
         return outputs

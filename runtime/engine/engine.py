@@ -337,7 +337,7 @@ class Engine:
                 for request in requests:
                     self._submit(request, sink)
             while len(done) < len(requests):
-                self.step()
+                self.advance()
         finally:
             for name in names:
                 self.abort(name)
@@ -487,13 +487,17 @@ class Engine:
         """
         return self.core.step()
 
+    def advance(self) -> None:
+        """Compute one step for :meth:`generate` and streams; what it computes of other requests, the next :meth:`step` returns."""
+        self.core.advance()
+
     def abort(self, id: str) -> None:
         """Abort a request; a no-op if it has finished."""
         self.core.abort(id)
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is not finished, or has outputs that an interrupt kept :meth:`step` from returning."""
+        """Whether any request is not finished, or has outputs that :meth:`step` has not returned."""
         return self.core.has_work
 
     def is_running(self, id: str) -> bool:

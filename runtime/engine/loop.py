@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -21,10 +22,7 @@ T = TypeVar("T")
 class Steps(Protocol):
     """The part of an engine that is needed here."""
 
-    @property
-    def has_work(self) -> bool: ...
-
-    def step(self) -> object: ...
+    def advance(self) -> None: ...
 
     def submit(self, request: Request, sink: Callable[[RequestOutput], object]) -> None: ...
 
@@ -106,7 +104,10 @@ class EngineLoop:
         self._engine_of = weakref.ref(engine)
         self._kept: Steps | None = None
         self._steps_in = thread
+        # Another thread that uses the engine may compute outputs, too.
+        self._handing = threading.Lock()
         self._ready: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput]]] = {}
+        self._running = 0
         self._submitted = 0
         self._closed = False
 
@@ -122,8 +123,8 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is not finished."""
-        return self._engine.has_work
+        """Whether a stream waits for something; what others ask of the engine they compute themselves."""
+        return self._running > 0 or bool(self._ready)
 
     def submit(self, request: Request) -> Stream:
         """Queue a request. Called in an asyncio loop, which its outputs come to.
@@ -136,18 +137,22 @@ class EngineLoop:
         stream = Stream(request.id, self.abort)
         self._submitted += 1
 
+        def hand(output: RequestOutput) -> None:
+            with self._handing:
+                self._ready.setdefault(stream.loop, []).append((stream, output))
+                self._running -= output.finished
+
         def enter() -> None:
             self._submitted -= 1
-            put = self._ready.setdefault(stream.loop, [])
+            with self._handing:
+                self._running += 1
             try:
-                self._engine.submit(
-                    request, lambda output: self._ready.setdefault(stream.loop, []).append((stream, output))
-                )
+                self._engine.submit(request, hand)
             except RuntimeProblem as problem:  # its reader learns of it; others are not concerned
                 request.error = str(problem)
                 for sequence in request.sequences:
                     sequence.finish = "error"
-                put.append((stream, RequestOutput.of(request)))
+                hand(RequestOutput.of(request))
 
         self.call(enter)
         return stream
@@ -184,15 +189,16 @@ class EngineLoop:
         return engine
 
     def turn(self) -> None:
-        """Compute a step, if there is work, and hand its outputs over. Called in the engine's thread."""
-        if self._engine.has_work:
+        """Compute a step, if a stream waits for one, and hand its outputs over. Called in the engine's thread."""
+        if self._running > 0:
             try:
-                self._engine.step()
+                self._engine.advance()
             except RuntimeProblem as problem:  # all requests have ended with an error, which their readers get
                 _LOG.error("a step failed: %s", problem)
             except Exception:
                 _LOG.exception("a step failed")
-        ready, self._ready = self._ready, {}
+        with self._handing:
+            ready, self._ready = self._ready, {}
         for loop, outputs in ready.items():
             try:
                 loop.call_soon_threadsafe(_put_all, outputs)

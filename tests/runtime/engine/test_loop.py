@@ -53,6 +53,41 @@ def test_a_slow_reader_gets_the_latest_output(running: Engine) -> None:
     assert lengths == sorted(lengths)
 
 
+def test_who_drives_the_loop_gets_all_outputs_after_a_stream(running: Engine) -> None:
+    """Its thread, which began with the stream, leaves the requests of others alone."""
+
+    async def read() -> None:
+        async for _ in running.stream([5, 6, 7], GREEDY):
+            pass
+
+    asyncio.run(read())
+    name, lengths = running.add_request([5, 6, 7], GREEDY), []
+    while running.has_work:
+        lengths += [len(each.outputs[0].token_ids) for each in running.step() if each.request_id == name]
+    assert lengths == [*range(1, 31)]
+
+
+def test_who_drives_the_loop_gets_what_others_computed(running: Engine) -> None:
+    """Streams and `generate` compute steps, too: no output of another request is lost, but those before its latest."""
+    wanted = running.generate([[9, 10, 11]], GREEDY)[0].outputs[0].token_ids
+
+    async def both() -> None:
+        stream = running.start([5, 6, 7], GREEDY)
+        first = running.add_request([9, 10, 11], GREEDY)
+        await stream.last()
+        second = running.add_request([9, 10, 11], GREEDY)
+        running.generate([[5, 6, 7]], GREEDY)
+        found = {}
+        while running.has_work:
+            found |= {each.request_id: each for each in running.step()}
+        assert [(found[name].finished, found[name].outputs[0].token_ids) for name in (first, second)] == [
+            (True, wanted),
+            (True, wanted),
+        ]
+
+    asyncio.run(both())
+
+
 def test_closing_aborts_before_the_next_step(running: Engine) -> None:
     async def leave() -> None:
         stream = running.start([5, 6, 7], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
