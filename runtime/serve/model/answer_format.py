@@ -12,8 +12,6 @@ from ..answer.reasoning import ReasoningParser, ReasoningTags, opens_reasoning, 
 from ..answer.schema import CallFormat, call_format
 from ..answer.table import PARSERS, detect, reasoning_tags
 
-_TAIL = 32
-
 
 @dataclass(frozen=True)
 class AnswerOptions:
@@ -73,28 +71,34 @@ class AnswerFormat:
         calls = None if name is None else call_format(name, template)
         return cls(tokenizer, calls, None if name is None else PARSERS[name], reasoning_tags(template))
 
-    def reader(self, prompt: Sequence[int], *, calls: bool) -> Parser:
-        """A parser of one answer.
+    def leaves_reasoning_open(self, prompt: Sequence[int], begun: Callable[[], Sequence[int]]) -> bool:
+        """Whether an answer begins within reasoning, since the prompt has opened it.
 
         Args:
             prompt: the conversation's tokens.
-            calls: whether the model may call tools.
+            begun: those that the template has written of the answer; needed where tags are several tokens, which users may write, too.
         """
-        rest = self.call_parser() if calls and self.call_parser is not None else Plain()
-        return rest if self.tags is None else ReasoningParser(rest, is_open=self._is_open(prompt), tags=self.tags)
-
-    def reasoning_end(self, prompt: Sequence[int]) -> int | None:
-        """The token that ends the reasoning that a prompt has opened; None if it has not, or no single token ends it."""
-        if self.tags is None or not self._is_open(prompt):
-            return None
-        return self._token(self.tags.closing)
-
-    def _is_open(self, prompt: Sequence[int]) -> bool:
-        assert self.tags is not None
+        if self.tags is None:
+            return False
         opening, closing = self._token(self.tags.opening), self._token(self.tags.closing)
         if opening is not None and closing is not None:
             return opens_reasoning(prompt, opening, closing)
-        return text_opens_reasoning(self.tokenizer.decode(list(prompt[-_TAIL:])), self.tags)
+        return text_opens_reasoning(self.tokenizer.decode(list(begun())), self.tags)
+
+    @property
+    def reasoning_end(self) -> int | None:
+        """The token that ends reasoning; None if no single token does."""
+        return None if self.tags is None else self._token(self.tags.closing)
+
+    def reader(self, *, calls: bool, is_open: bool) -> Parser:
+        """A parser of one answer.
+
+        Args:
+            calls: whether the model may call tools.
+            is_open: whether it begins within reasoning.
+        """
+        rest = self.call_parser() if calls and self.call_parser is not None else Plain()
+        return rest if self.tags is None else ReasoningParser(rest, is_open=is_open, tags=self.tags)
 
     def _token(self, tag: str) -> int | None:
         return self.tokenizer.get_added_vocab().get(tag)

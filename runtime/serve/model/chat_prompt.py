@@ -117,20 +117,30 @@ async def chat_prompt(
     tools = options.offered
     _check_tools(tools, options.choice)
     shown = [tool.model_dump(exclude_none=True) for tool in tools]
-    tokens = model.conversation(
-        turns,
-        tools=shown,
-        continue_last=options.continue_last,
-        answer=options.answer,
-        template=options.template,
-    )
+    written = {"tools": shown, "template": options.template}
+    tokens = model.conversation(turns, continue_last=options.continue_last, answer=options.answer, **written)
     form = model.format
+
+    def begun() -> list[int]:
+        """What the template has written of the answer."""
+        before = turns[:-1] if options.continue_last else turns
+        try:
+            known = model.conversation(before, answer=False, **written) if before else []
+        except ApiError:  # some templates refuse a conversation without its last message
+            known = []
+        same = next(
+            (i for i, (ours, theirs) in enumerate(zip(tokens, known, strict=False)) if ours != theirs), len(known)
+        )
+        return tokens[same:]
+
+    is_open = form.leaves_reasoning_open(tokens, begun)
     if tools and form.calls is None:
         raise ApiError(
             400, f"The chat template of {model.name!r} has no format for tool calls that is known here; leave tools out, or"
             " start the server with --tool-call-parser.", param="tools",
         )  # fmt: skip
     grammar = grammar_of(options.form, options.structured)
+    may_reason = False  # by the constraint
     must = options.choice == "required" or isinstance(options.choice, NamedTool)
     if must and grammar is not None:
         raise ApiError(400, "A required tool call and a response format exclude each other.", param="tool_choice")
@@ -152,16 +162,20 @@ async def chat_prompt(
         schemas = {t.function.name: t.function.parameters if t.function.strict else anything for t in tools}
         tags = None if form.tags is None else (form.tags.opening, form.tags.closing)
         grammar = optional_calls(form.calls, schemas, several=options.is_parallel, thinking=tags)
+        may_reason = True
     if grammar is not None:
         if params.is_beam_search:
             raise beams_without_grammar()
-        constraint = await asyncio.to_thread(model.compile, grammar, form.reasoning_end(tokens))
+        end = form.reasoning_end if is_open else None
+        constraint = await asyncio.to_thread(model.compile, grammar, end)
         params = replace(params, constraint=constraint)
+        # Nobody sees the end of several tokens coming: the constraint holds from the beginning on.
+        is_open = is_open and (end is not None or may_reason)
     # Tags may be special tokens.
     params = replace(params, skip_special_tokens=params.skip_special_tokens and not tools and form.tags is None)
 
     def parser() -> Parser:
-        found = form.reader(tokens, calls=bool(tools))
+        found = form.reader(calls=bool(tools), is_open=is_open)
         return found if options.is_parallel else FirstCall(found)
 
     continued = str(turns[-1]["content"]) if options.continue_last else ""
