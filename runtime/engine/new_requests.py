@@ -16,7 +16,7 @@ from ..requests.options import RequestOptions
 from ..requests.params import SamplingParams
 from ..requests.sequence import Request, Sequence
 from ..requests.text_stream import TextStream
-from ..sampling.bad_words import bad_words_tokens
+from ..sampling.bad_words import TokenWords, bad_words_tokens
 from ..scheduling.scheduler import Scheduler
 
 Prompt = str | SequenceOf[int]
@@ -49,6 +49,8 @@ class NewRequests:
         self._engine: Serving = weakref.proxy(engine)
         self._names = itertools.count()
         self._seeds = random.Random(seed)
+        # Prompts that come together have the same ones, whose tokenizing all others wait for.
+        self._bad_words: tuple[tuple[str, ...], TokenWords] = (), ()
 
     def of_prompt(
         self, prompt: Prompt, params: SamplingParams, id: str | None, options: RequestOptions, *, salt: bytes
@@ -93,7 +95,9 @@ class NewRequests:
         request.priority, request.predicted_tokens = options.get("priority", 0), options.get("predicted_tokens")
         request.adapter = options.get("adapter")
         if params.bad_words:
-            request.bad_words = bad_words_tokens(self._engine.tokenizer, params.bad_words)
+            if self._bad_words[0] != params.bad_words:
+                self._bad_words = params.bad_words, bad_words_tokens(self._engine.tokenizer, params.bad_words)
+            request.bad_words = self._bad_words[1]
         if params.seed is None:
             request.seed = self._seeds.getrandbits(63)
         request.sequences = [

@@ -97,11 +97,13 @@ class Recorder:
             sequence.logprobs.append(sampled.top)
         count = len(sequence.tokens) - len(sequence.request.prompt)
         may_stop = count >= params.min_tokens
-        if sequence.matcher is not None:
+        if sequence.matcher is not None and sampled.is_allowed:
             sequence.matcher.accept(sampled.token)
         is_end = sampled.token in params.stop_token_ids or (sampled.token in self._ends and not params.ignore_eos)
+        # One that comes too soon was all that a grammar allowed.
+        is_end = is_end and (may_stop or sequence.matcher is not None)
         keeps = params.include_stop_str_in_output and sampled.token in params.stop_token_ids
-        if sequence.text is not None and (keeps or not (is_end and may_stop)):
+        if sequence.text is not None and (keeps or not is_end):
             sequence.text.add(sampled.token, may_stop=may_stop)
         # A grammar that cannot be followed allows nothing but an end.
         failure = None if sequence.matcher is None else sequence.matcher.failure
@@ -109,7 +111,11 @@ class Recorder:
             sequence.request.error = f"the output's grammar became too complex to follow ({failure})"
             sequence.request.is_invalid = True
             self.end(sequence.request, "error")
-        elif may_stop and is_end:
+        elif not sampled.is_allowed:
+            sequence.request.error = "no token can follow: none that the grammar permits is one of allowed_token_ids"
+            sequence.request.is_invalid = True
+            self.end(sequence.request, "error")
+        elif is_end:
             sequence.stop_reason = sampled.token
             self._end(sequence, "stop")
         elif sequence.text is not None and sequence.text.stop_reason is not None:

@@ -146,8 +146,8 @@ class SamplingParams:
             ),
             (
                 "bad_words",
-                all(isinstance(word, str) and word.strip() for word in self.bad_words),
-                "strings that are not blank",
+                all(isinstance(word, str) and word.strip() and _is_text(word) for word in self.bad_words),
+                "strings that are not blank, in characters that UTF-8 has",
             ),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
             ("stop", all(self.stop) and all(isinstance(s, str) for s in self.stop), "strings that are not empty"),
@@ -166,3 +166,12 @@ class SamplingParams:
             ("length_penalty", math.isfinite(self.length_penalty), "a number"),
             ("constraint", self.constraint is None or not self.is_beam_search, "None with beam search"),
         ]
+
+
+def _is_text(text: str) -> bool:
+    """Whether it has no half of a surrogate pair, which tokenizers refuse."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

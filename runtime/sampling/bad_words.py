@@ -9,14 +9,16 @@ TokenWords = tuple[tuple[int, ...], ...]
 
 
 def bad_words_tokens(tokenizer: Any, words: Iterable[str]) -> TokenWords:
-    """Each word as tokens: as it stands at the beginning of a text, and as it stands after a space.
+    """Each word as tokens: as it stands at the beginning of a text, after a space, and at the beginning of a line or within a word.
 
     Args:
         tokenizer: the model's.
         words: texts that are not blank.
     """
-    written = [text for word in words for text in (word.lstrip(), f" {word.lstrip()}")]
-    found = (tuple(tokenizer(text, add_special_tokens=False).input_ids) for text in written)
+    forms = [form for word in words for form in (word.lstrip(), f" {word.lstrip()}", f"\n{word.lstrip()}")]
+    line, *found = (tuple(tokens) for tokens in tokenizer(["\n", *forms], add_special_tokens=False).input_ids)
+    for place in range(2, len(found), 3):  # sentencepiece's tokenizers begin every text with a space
+        found[place] = found[place][len(line) :] if found[place][: len(line)] == line else ()
     return tuple(dict.fromkeys(tokens for tokens in found if tokens))
 
 

@@ -25,11 +25,13 @@ class Sampled:
         token: its id.
         logprob: its log probability under the model, before any change.
         top: the most likely tokens' too, if requested; always includes the chosen one.
+        is_allowed: false where no token was, and this is any.
     """
 
     token: int
     logprob: float
     top: TokenLogprobs | None
+    is_allowed: bool = True
 
 
 def sample(
@@ -54,16 +56,17 @@ def sample(
     """
     asked = [i for i, sequence in enumerate(sequences) if not sequence.request.params.is_plainly_greedy]
     ranked = draw_tokens([draw_for(logits[rows[i]], sequences[i], ends, seed) for i in asked]) if asked else []
-    # Where nothing is allowed, the constraint says so of any token.
-    chosen = {i: tokens[0].token if tokens else 0 for i, tokens in zip(asked, ranked, strict=True)}
+    chosen = {i: tokens[0].token if tokens else None for i, tokens in zip(asked, ranked, strict=True)}
     found: list[Sampled] = []
     for i, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
         params, total = sequence.request.params, stats.total[row]
-        token, logit = (
-            (chosen[i], logits[row, chosen[i]].item()) if i in chosen else (stats.best[row], stats.highest[row])
-        )
+        token, logit = chosen.get(i, stats.best[row]), stats.highest[row]
+        is_allowed = token is not None
+        token = token if token is not None else 0
+        if i in chosen:
+            logit = logits[row, token].item()
         top = None if params.logprobs is None else top_logprobs(logits[row], total, token, params.logprobs)
-        found.append(Sampled(token, logit - total, top))
+        found.append(Sampled(token, logit - total, top, is_allowed))
     return found
 
 
@@ -141,8 +144,7 @@ def _unwanted(sequence: Sequence, ends: frozenset[int]) -> list[int]:
     request, params = sequence.request, sequence.request.params
     generated = sequence.tokens[len(request.prompt) :] if request.bad_words else []
     found = completing(request.bad_words, generated)
-    # A constraint decides by itself when the output ends, and may allow nothing else.
-    if len(sequence.tokens) - len(request.prompt) < params.min_tokens and sequence.matcher is None:
+    if len(sequence.tokens) - len(request.prompt) < params.min_tokens:
         found += [*params.stop_token_ids, *(() if params.ignore_eos else ends)]
     return found
 

@@ -95,7 +95,7 @@ def verify(
                 break  # what the next step says of it counts
             found += sample(logits, stats, [row + node], [sequence], ends, seed, draw_tokens)
             last, token = node, found[-1].token
-            node = children.get((node, token))
+            node = children.get((node, token)) if found[-1].is_allowed else None
             if node is None:
                 break
             reached = node

@@ -21,7 +21,8 @@ MOST_MESSAGES = 8192
 # Of one request: prompts times samples.
 MOST_SEQUENCES = 128
 # Tokens that may be chosen, and words that may not come: each is looked at with each token.
-_MOST_ALLOWED, _MOST_BAD_WORDS = 1 << 14, 256
+_MOST_ALLOWED = 1 << 14
+_MOST_BAD_WORDS, _LONGEST_BAD_WORD = 256, 128
 # Log probabilities of one request's prompts together: each is an object in memory, and most of them a line of the answer.
 _MOST_PROMPT_LOGPROBS = 1 << 18
 
@@ -118,9 +119,13 @@ class ChoosingFields(Fields, SchedulingFields):
             ApiError: the engine refuses a value.
         """
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        for name, texts, most in (("stop", stop, MOST_STOPS), ("bad_words", self.bad_words or [], _MOST_BAD_WORDS)):
-            if len(texts) > most or max(map(len, texts), default=0) > LONGEST_STOP:
-                raise ApiError(400, f"{name} may have {most} texts of {LONGEST_STOP} characters.", param=name)
+        limits = (
+            ("stop", stop, MOST_STOPS, LONGEST_STOP),
+            ("bad_words", self.bad_words or [], _MOST_BAD_WORDS, _LONGEST_BAD_WORD),
+        )
+        for name, texts, most, longest in limits:
+            if len(texts) > most or max(map(len, texts), default=0) > longest:
+                raise ApiError(400, f"{name} may have {most} texts of {longest} characters.", param=name)
         try:
             return SamplingParams(
                 **chosen(self, defaults),

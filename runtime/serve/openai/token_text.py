@@ -152,6 +152,7 @@ class TextPlaces:
         self._texts, self._skips = texts, skip_special_tokens
         self._decoder = getincrementaldecoder("utf-8")("replace")  # a character ends with the last of its tokens
         self._place = 0
+        self._has_begun = False
 
     def of_prompt(self, tokens: Sequence[int], text: str) -> list[int]:
         """A prompt's, which comes before all others; its text has what the client sent, and no token that the tokenizer added."""
@@ -163,6 +164,7 @@ class TextPlaces:
 
     def _next(self, token: int, width: int | None) -> int:
         place = self._place
+        self._has_begun = self._has_begun or token not in self._texts.special
         self._place += len(self._decoder.decode(self._texts.bytes_of(token))) if width is None else width
         return place
 
@@ -173,5 +175,6 @@ class TextPlaces:
             return None
         if token in self._texts.special:
             return 0
-        # A tokenizer may begin a text with a space.
-        return len(own) - 1 if own[:1] == " " and text.startswith(own[1:], self._place) else None
+        # A tokenizer may begin a text with a space, which may be a token of its own there.
+        is_added = own[:1] == " " and (own != " " or not self._has_begun)
+        return len(own) - 1 if is_added and text.startswith(own[1:], self._place) else None

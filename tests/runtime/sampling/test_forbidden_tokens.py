@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ...tiny import SMELT_6M
 from ..drive import engine
+from ..engine.test_text import TOKENIZERS
 
 PROMPTS = ["The city of London", "Once upon a time there was", "In the year"]
 
@@ -58,6 +59,15 @@ def test_words_are_written_as_they_stand_in_texts() -> None:
     assert {tokenizer.decode(list(form)) for form in forms} == {"river", " river"}
     text = tokenizer("the river ran", add_special_tokens=False).input_ids
     assert any(tuple(text[i : i + len(form)]) == form for form in forms for i in range(len(text)))
+
+
+def test_words_of_sentencepiece_are_those_within_a_word_too() -> None:
+    """Its tokenizers begin every text with a space."""
+    tokenizer = TOKENIZERS["sentencepiece"]()
+    forms = bad_words_tokens(tokenizer, ["me"])
+    for text in ("me", "the me", "theme", "\nme"):
+        tokens = tokenizer(text, add_special_tokens=False).input_ids
+        assert any(tuple(tokens[-len(form) :]) == form for form in forms), text
 
 
 def test_no_other_tokens_come(running: Engine, model: PreTrainedModel) -> None:

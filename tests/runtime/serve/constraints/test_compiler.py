@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import closing
 from typing import Any
 
 import jsonschema
@@ -62,6 +63,39 @@ def test_the_only_text_is_generated_greedily_and_ends_at_once(compiler: Compiler
         params = SamplingParams(temperature=0, max_tokens=50, min_tokens=30, constraint=compiler.compile(grammar))
         completion = engine.generate([[5, 6]], params)[0].outputs[0]
         assert (completion.text, completion.finish_reason) == (text, "stop")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ends_that_a_grammar_permits_wait_for_min_tokens(
+    temperature: float, compiler: Compiler, engine: Engine
+) -> None:
+    """Of a model that likes to end."""
+    constraint = compiler.compile(expression("[a-zA-Z ,.]{2,500}"))
+    bias = dict.fromkeys(engine.ends, 12.0)
+    params = [
+        SamplingParams(
+            max_tokens=24, min_tokens=20, seed=i, temperature=temperature, logit_bias=bias, constraint=constraint
+        )
+        for i in range(8)
+    ]
+    for output in engine.generate(["He said"] * 8, params):
+        (found,) = output.outputs
+        assert not engine.ends & set(found.token_ids[:19])
+        assert 20 <= len(found.token_ids) < 24
+        assert (found.token_ids[-1] in engine.ends, found.finish_reason) == (True, "stop")
+
+
+@pytest.mark.parametrize("drafter", [None, "lookup"])
+def test_a_grammar_and_allowed_tokens_that_exclude_each_other(drafter: str | None, compiler: Compiler) -> None:
+    with closing(Engine(SMELT_6M, drafter=drafter, draft_tokens=2 if drafter else "auto", quiet=True)) as running:
+        letters = running.tokenizer("ab", add_special_tokens=False).input_ids
+        constraint = compiler.compile(expression("a{0,3}[0-9]+"))
+        params = SamplingParams(max_tokens=9, temperature=0, allowed_token_ids=letters, constraint=constraint)
+        (found,) = running.generate([[5, 6, 7]], params)
+        assert found.error is not None
+        assert "none that the grammar permits is one of allowed_token_ids" in found.error
+        assert found.is_invalid
+        assert found.outputs[0].finish_reason == "error"
 
 
 def test_after_a_token_the_rest_follows(compiler: Compiler, engine: Engine) -> None:

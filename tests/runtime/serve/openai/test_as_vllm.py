@@ -124,9 +124,14 @@ def test_allowed_tokens_and_bad_words(server: Serving) -> None:
         ("allowed_token_ids", [], "at least one"),
         ("bad_words", [""], "not blank"),
         ("bad_words", ["a"] * 257, "256"),
+        ("bad_words", ["a" * 129], "128"),
+        ("bad_words", ["\ud800"], "UTF-8"),
         ("allowed_token_ids", [1] * 20000, "16384"),
     ):
-        refused = httpx2.post(f"{server.url}/v1/completions", json={"prompt": PROMPT, name: value})
+        body = json.dumps({"prompt": PROMPT, name: value})  # with surrogates, which httpx2 does not write
+        refused = httpx2.post(
+            f"{server.url}/v1/completions", content=body, headers={"Content-Type": "application/json"}
+        )
         assert refused.status_code == 400
         assert part in refused.json()["error"]["message"]
 
@@ -168,14 +173,14 @@ def test_a_seed_of_minus_one_is_none(server: Serving) -> None:
 def test_a_stream_begins_with_the_first_token(engine: Engine) -> None:
     """Who measures the time to it takes the first chunk."""
     order: list[str] = []
-    step = engine.step
+    step = engine.advance
 
     def stepped() -> Any:
         time.sleep(0.3)  # in which a chunk that waits for no token would come
         order.append("step")
         return step()
 
-    engine.step = stepped  # type: ignore[method-assign]
+    engine.advance = stepped  # type: ignore[method-assign]
     try:
         with serving([served(engine)]) as server:
             body = {"messages": [{"role": "user", "content": "word " * 300}], "max_tokens": 3, "stream": True}
@@ -184,7 +189,7 @@ def test_a_stream_begins_with_the_first_token(engine: Engine) -> None:
                     if line.startswith("data: {"):
                         order.append("chunk")
     finally:
-        del engine.step  # type: ignore[method-assign]
+        del engine.advance  # type: ignore[method-assign]
     assert order[0] == "step"
 
 
@@ -314,6 +319,12 @@ def test_tokens_of_sentencepiece_have_their_spaces() -> None:
     places = TextPlaces(texts, skip_special_tokens=True)
     assert places.of_prompt(ids, "the theme") == [0, 0, 3, 7]
     assert places.of_output([named["▁the"], tokenizer.eos_token_id, named["me"]]) == [9, 13, 13]
+    space = tokenizer.convert_tokens_to_ids("▁")
+    places = TextPlaces(texts, skip_special_tokens=True)
+    assert places.of_prompt([space, named["me"], space, named["me"]], "me me") == [0, 0, 2, 3]
+    # A byte that is no character before a space.
+    places = TextPlaces(texts, skip_special_tokens=True)
+    assert places.of_prompt([named["<0xCE>"], space, named["me"]], "\N{REPLACEMENT CHARACTER} me") == [0, 0, 2]
 
 
 @pytest.fixture
