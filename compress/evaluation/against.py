@@ -25,7 +25,7 @@ from .scoring.aggregations import Aggregate, aggregation, is_right_or_wrong
 if TYPE_CHECKING:
     from .scoring.text import Divergence  # imports torch, which comparing two reports does not need
 
-# If two models read texts of sizes this close, it is the same text, tokenized differently.
+# If two models with different tokenizers read texts of sizes this close, it is the same text.
 _AS_MUCH = 0.1
 
 
@@ -113,6 +113,9 @@ def _text_changes(baseline: Text, model: Text) -> dict[str, Any]:
     covered = sum(model.bytes) / max(1, sum(baseline.bytes))
     if (baseline.source_sha256, baseline.length) != (model.source_sha256, model.length) or abs(covered - 1) > _AS_MUCH:
         return {}
+    same_tokenizer = all(a == b for a, b in zip(baseline.bytes, model.bytes, strict=False))
+    if same_tokenizer or baseline.of is not None or model.of is not None:
+        return {}  # one read on, or other parts: what it read there may be harder by more than what was lost
     interval = _bits_interval(baseline, model, False)
     return {"bits_per_byte": _change(model.bits_per_byte / baseline.bits_per_byte, interval)}
 

@@ -213,6 +213,11 @@ class Evaluation:
         with Readings(self._directory, self._settings, self._progress) as readings:
             first = baseline or others[0]
             excerpt = self._cut(first)
+            if len(excerpt.bytes) < self._settings.windows:
+                count, asked = len(excerpt.bytes), self._settings.windows
+                self.warn(
+                    f"{excerpt.source} has {count} window{'s' * (count > 1)} of {self._settings.length} tokens, and windows is {asked}"
+                )
             if baseline is not None and self._is_read_in_parts(excerpt, others):
                 self._read_in_parts(baseline, others, excerpt)
                 return

@@ -82,9 +82,6 @@ def measure(
             f"a prompt of {prompt} tokens and {output} to generate exceed the engine's max_model_len of"
             f" {engine.max_model_len}; lower them"
         )
-    log("measuring the machine")
-    dtype = engine.model.dtype
-    machine = machine_rates(engine.model.device, dtype)
     log("warming up")
     run_load(engine, "warm up", [Arrival(0, prompt, min(output, 8))], 1, seed=1)
     prompts = None
@@ -97,16 +94,7 @@ def measure(
     prefill = prompt / statistics.median(load.first_token_p50 for load in alone)
     rates = [load.decode_rate for load in alone if load.decode_rate is not None]
     decode = statistics.median(rates) if rates else 0.0
-    # On a CPU ranks share the machine; a GPU's rates are of one.
-    devices = 1 if engine.model.device.type == "cpu" else engine.config.ranks
-    found = BenchResult(
-        machine,
-        prefill,
-        decode,
-        prefill * engine.cost.operations / (devices * machine.operations),
-        decode * engine.cost.bytes / (devices * machine.read_bytes),
-        kernels=engine.explain(),
-    )
+    loads, plain, counts = list[LoadResult](), list[LoadResult](), dict[str, DraftCounts]()
     streamed = []
     for concurrency in concurrencies:
         log(f"{concurrency} at once")
@@ -116,25 +104,40 @@ def measure(
         if engine.drafting is not None:
             engine.cache.forget()  # a load whose prompts are in the cache would be compared with one whose are not
             with undrafted(engine):
-                found.undrafted.append(run_load(engine, load, arrivals, concurrency, seed=seed, prompts=prompts))
+                plain.append(run_load(engine, load, arrivals, concurrency, seed=seed, prompts=prompts))
             engine.cache.forget()
             engine.drafting.begin_load()
-        found.loads.append(run_load(engine, load, arrivals, concurrency, seed=seed, prompts=prompts))
+        loads.append(run_load(engine, load, arrivals, concurrency, seed=seed, prompts=prompts))
         streamed.append((concurrency, _stream_counts(engine).since(before)))
         if engine.drafting is not None:
-            found.drafts[found.loads[-1].name] = _draft_counts(engine).since(drafts)
+            counts[loads[-1].name] = _draft_counts(engine).since(drafts)
     if trace:
         log("the trace")
         drafts = _draft_counts(engine)
-        found.loads.append(run_load(engine, "trace", trace, None, seed=7, prompts=prompts))
+        loads.append(run_load(engine, "trace", trace, None, seed=7, prompts=prompts))
         if engine.drafting is not None:
-            found.drafts["trace"] = _draft_counts(engine).since(drafts)
-    found.peak_memory = peak_memory(engine.model.device)
-    found.offload = engine.offload_sentence()
+            counts["trace"] = _draft_counts(engine).since(drafts)
+    peak, offload = peak_memory(engine.model.device), engine.offload_sentence()
     advice = hiding_sequences(sorted(streamed, key=lambda each: each[0]))
-    if found.offload is not None and advice is not None:
-        found.offload += f"; {advice}"
-    return found
+    if offload is not None and advice is not None:
+        offload += f"; {advice}"
+    log("measuring the machine")  # which takes a gigabyte
+    machine = machine_rates(engine.model.device, engine.model.dtype)
+    # On a CPU ranks share the machine; a GPU's rates are of one.
+    devices = 1 if engine.model.device.type == "cpu" else engine.config.ranks
+    return BenchResult(
+        machine,
+        prefill,
+        decode,
+        prefill * engine.cost.operations / (devices * machine.operations),
+        decode * engine.cost.bytes / (devices * machine.read_bytes),
+        loads,
+        peak,
+        engine.explain(),
+        offload,
+        counts,
+        plain,
+    )
 
 
 def _stream_counts(engine: Engine) -> StreamCounts:

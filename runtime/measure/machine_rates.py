@@ -17,7 +17,7 @@ _PRODUCT = 2048
 
 @dataclass
 class MachineSpeed:
-    """The machine's peak rates, measured just before.
+    """The machine's peak rates.
 
     Attributes:
         read_bytes: memory read bandwidth in bytes per second; on a GPU that of a large copy, read and written.

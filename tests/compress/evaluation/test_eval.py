@@ -292,6 +292,28 @@ def test_different_texts_are_not_compared(measured: tuple[ReportData, Path], w4:
     assert any("neither perplexity nor bits per byte is compared" in sentence for sentence in report.warnings)
 
 
+def test_a_text_that_one_read_further_is_not_compared(w4: Path, tmp_path: Path) -> None:
+    """A window more changes the average more than quantization does."""
+    settings = TEXT_ONLY.model_copy(update={"windows": 16, "length": 32})
+    evaluate(["builtin:smelt-6m"], settings=settings, output=tmp_path / "before")
+    settings = settings.model_copy(update={"windows": 17})
+    report = evaluate([w4], baseline=tmp_path / "before", settings=settings, output=tmp_path / "out")
+    against = report.candidates[0].against
+    assert against is not None
+    assert (against.perplexity, against.bits_per_byte) == (None, None)
+    assert any("17 x 32 tokens" in sentence and "16 x 32 tokens" in sentence for sentence in report.warnings)
+
+
+def test_a_text_that_is_shorter_than_asked_for_is_mentioned(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("A short text. " * 40)
+    settings = TEXT_ONLY.model_copy(update={"text": str(tmp_path / "short.txt"), "windows": 64, "length": 32})
+    report = evaluate(["builtin:smelt-6m"], settings=settings, output=tmp_path / "out")
+    text = report.models[0].text
+    assert text is not None
+    assert text.windows < 64
+    assert [s for s in report.warnings if f"short.txt has {text.windows} windows of 32 tokens, and windows is 64" in s]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
