@@ -207,7 +207,9 @@ class ConnectedRanks(Ranks):
         self._memory: SharedMemory | None = None
         self._processes: Others | None = None
         self._closing, self._closed = threading.Lock(), False
-        self._messages = _gloo(PrefixStore("smelt messages", store), rank, count, here_only=here_only, others=others)
+        self._messages: Any = _gloo(
+            PrefixStore("smelt messages", store), rank, count, here_only=here_only, others=others
+        )
         self._tensors: Any = self._messages
         if device == "cuda":
             options = distributed.ProcessGroupNCCL.Options()

@@ -136,7 +136,8 @@ class _Together(Processes):
         if device.type == "cuda":
             torch.cuda.set_device(device)  # where FSDP and Triton look, too
         with _peer_errors():
-            _group("cpu"), _group(device.type)
+            for kind in dict.fromkeys(("cpu", device.type)):
+                _group(kind)
 
     def sum_(self, tensor: Tensor) -> None:
         with _peer_errors():
