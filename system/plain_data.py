@@ -16,3 +16,12 @@ def strings_in(data: Any) -> Iterator[str]:
     elif isinstance(data, (list, tuple)):
         for value in data:
             yield from strings_in(value)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, which JSON can write, and UTF-8 and tokenizers cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...system.errors import SmeltError, first_line
+from ...system.plain_data import is_unicode
 from ...system.storage.paths import irregular, named_path
 
 _BUILTIN = Path(__file__).parents[1] / "builtin" / "corpus"
@@ -175,14 +176,6 @@ def _jsonl(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
                 found = ", ".join(known) if isinstance(record, dict) else type(record).__name__
                 raise SmeltError(f"{path}:{number}: has no field {lacking!r}; available: {found}; set field")
             values = tuple(known[field] for field in fields)
-            if any(isinstance(text, str) and not _is_unicode(text) for text in values):
+            if any(isinstance(text, str) and not is_unicode(text) for text in values):
                 raise SmeltError(f"{path}:{number}: holds half of a surrogate pair, which is not text; fix that line")
             yield values
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -68,9 +68,8 @@ def nested(
     upper = torch.empty_like(columns)
     stays = not_pruned(weight)
     pruned = None if stays is None else ~stays.T[backwards]
-    if (
-        pruned is not None
-    ):  # code 0 is the first of those whose upper four bits are 0, and none of these stands for zero
+    if pruned is not None:
+        # No upper four bits stand for zero; code 0 is the first of those whose upper four bits are 0.
         lowest[pruned] = highest[pruned] = 0
 
     def choose_upper(column: int, wanted: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from ...system.errors import RuntimeProblem
+from ...system.plain_data import is_unicode
 from .constraint import Constraint
 
 _MOST_LOGPROBS = 1000
@@ -146,7 +147,7 @@ class SamplingParams:
             ),
             (
                 "bad_words",
-                all(isinstance(word, str) and word.strip() and _is_text(word) for word in self.bad_words),
+                all(isinstance(word, str) and word.strip() and is_unicode(word) for word in self.bad_words),
                 "strings that are not blank, in characters that UTF-8 has",
             ),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
@@ -166,12 +167,3 @@ class SamplingParams:
             ("length_penalty", math.isfinite(self.length_penalty), "a number"),
             ("constraint", self.constraint is None or not self.is_beam_search, "None with beam search"),
         ]
-
-
-def _is_text(text: str) -> bool:
-    """Whether it has no half of a surrogate pair, which tokenizers refuse."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
