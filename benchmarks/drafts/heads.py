@@ -1,10 +1,11 @@
 """Draft heads (EAGLE-3) beside no drafts and beside a model's W4 form, in turns.
 
-    python -m benchmarks.drafts.heads [--turns 5] [--tokens 1M]
+    python -m benchmarks.drafts.heads [--turns 5] [--tokens 1M] [--results heads]
 
 A head is trained for smelt-6m by what ``smelt distill --for-drafting --head`` runs, and written in bfloat16 and in W4A16. Then a Llama of 1.1 billion
 seeded random weights has random heads of its own size, whose tokens are made right as often as those of smelt-6m's were on the builtin evaluation text (see
-benchmarks.drafts.speculation). What of drafts is right on WikiText-2, which is unlike what the head has learned from, is measured beside.
+benchmarks.drafts.speculation). What of drafts is right on WikiText-2, which is unlike what the head has learned from, is measured beside. Rows that are in
+the results already are not measured again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from smelt.models.text.text_source import TextSource
 from smelt.quant.scheme import resolve
 from smelt.runtime.measure.workload import text_prompts as prompts_of
 
-from ..common import SMELT_6M, WIKITEXT_VALIDATION, add_scratch, parser, save, shared
+from ..common import SMELT_6M, WIKITEXT_VALIDATION, ResultRows, add_scratch, parser, save, saved, shared
 from ..random_model import build_billion
 from .forms import forms_of
 from .speculation import (
@@ -91,8 +92,10 @@ def main() -> None:
     add_scratch(options)
     options.add_argument("--turns", type=int, default=5)
     options.add_argument("--tokens", default="1M")
+    options.add_argument("--results", default="heads", help="file of the results, %(default)s by default")
     given = options.parse_args()
     scratch, turns = given.scratch, given.turns
+    command = f"python -m benchmarks.drafts.heads --turns {turns} --tokens {given.tokens} --results {given.results}"
     head = trained_head(scratch, given.tokens)
     small = pairs_of(
         SMELT_6M,
@@ -105,31 +108,32 @@ def main() -> None:
     prompts = [make(PROMPT, seed) for seed in range(RECORDED)]
     text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:100000]
     others = text_prompts(list(tokenizer(text).input_ids), RECORDED)
-    rows: dict[str, list[dict[str, Any]]] = {"small": [], "big": []}
     known = {pair.name: acceptance(pair, prompts) for pair in small}
-    shares = {
-        "builtin": {name: each.share for name, each in known.items()},
-        "WikiText-2": {pair.name: acceptance(pair, others).share for pair in small},
+    record = json.loads((head / "smelt.json").read_text(encoding="utf-8"))["draft_head"]
+    first = {
+        "turns": turns,
+        "tokens": given.tokens,
+        "held_out": record["training"]["curve"][-1]["held_out"],
+        "acceptance": {
+            "builtin": {name: each.share for name, each in known.items()},
+            "WikiText-2": {pair.name: acceptance(pair, others).share for pair in small},
+        },
     }
+    save(given.results, command, {**(saved(given.results) or {}), **first})
+    rows = ResultRows(given.results, command, "small")
     for pair in small:
-        rows["small"] += [measure(pair, prompts[:count], turns=MORE * turns) for count in (1, 8)]
+        for count in (1, 8):
+            if not rows.has(pair=pair.name, sequences=count):
+                rows.add(measure(pair, prompts[:count], turns=MORE * turns))
     model = build_billion(scratch)
     random = random_head(model, scratch / "head")
     w4 = forms_of(model, scratch, calibrated=False)["w4"]
     pairs = pairs_of(model, w4, random, in_four_bits(random, model, scratch / "head-w4"))
+    rows = ResultRows(given.results, command, "big")
     for pair in (pairs[0], pairs[2]):
         for count in (1, 8):
-            asked = random_prompts(count)
-            rows["big"].append(measure(pair, asked, turns=turns, forced=known[pair.name]))
-    record = json.loads((head / "smelt.json").read_text(encoding="utf-8"))["draft_head"]
-    found = {
-        "turns": turns,
-        "tokens": given.tokens,
-        "held_out": record["training"]["curve"][-1]["held_out"],
-        "acceptance": shares,
-        **rows,
-    }
-    print(save("heads", f"python -m benchmarks.drafts.heads --turns {turns} --tokens {given.tokens}", found))
+            if not rows.has(pair=pair.name, sequences=count):
+                rows.add(measure(pair, random_prompts(count), turns=turns, forced=known[pair.name]))
 
 
 if __name__ == "__main__":

@@ -103,7 +103,9 @@ def test_the_command_prints_json_and_refuses_in_a_sentence(tmp_path: Path) -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["loads"][0]["output_tokens"] == 8
+    found = json.loads(done.stdout)
+    assert found["loads"][0]["output_tokens"] == 8
+    assert found["peak_memory"] < 1e9  # the engine's, without the gigabyte that measuring the machine takes
     refused = CliRunner().invoke(app, [*command, "--trace", str(tmp_path / "none.csv")])
     assert refused.exit_code == 1
     assert refused.stderr.splitlines()[-1].endswith(
