@@ -4,8 +4,8 @@
 
 A head is trained for smelt-6m by what ``smelt distill --for-drafting --head`` runs, and written in bfloat16 and in W4A16. Then a Llama of 1.1 billion
 seeded random weights has random heads of its own size, whose tokens are made right as often as those of smelt-6m's were on the builtin evaluation text (see
-benchmarks.drafts.speculation). What of drafts is right on WikiText-2, which is unlike what the head has learned from, is measured beside. Rows that are in
-the results already are not measured again.
+benchmarks.drafts.speculation). What of drafts is right on WikiText-2, which is unlike what the head has learned from, is measured beside. The turns without
+drafts are those of an engine without a drafter. Rows that are in the results already are not measured again.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def main() -> None:
     for pair in small:
         for count in (1, 8):
             if not rows.has(pair=pair.name, sequences=count):
-                rows.add(measure(pair, prompts[:count], turns=MORE * turns))
+                rows.add(measure(pair, prompts[:count], turns=MORE * turns, apart=True))
     model = build_billion(scratch)
     random = random_head(model, scratch / "head")
     w4 = forms_of(model, scratch, calibrated=False)["w4"]
@@ -133,7 +133,7 @@ def main() -> None:
     for pair in (pairs[0], pairs[2]):
         for count in (1, 8):
             if not rows.has(pair=pair.name, sequences=count):
-                rows.add(measure(pair, random_prompts(count), turns=turns, forced=known[pair.name]))
+                rows.add(measure(pair, random_prompts(count), turns=turns, forced=known[pair.name], apart=True))
 
 
 if __name__ == "__main__":

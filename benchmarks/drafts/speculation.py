@@ -69,11 +69,11 @@ def turn(engine: Engine, prompts: SequenceOf[list[int]], output: int) -> tuple[f
     return speed, [done[name] for name in names]
 
 
-def opened(pair: Pair, **options: Any) -> Engine:
-    """An engine of a pair, for prompts and outputs of these lengths."""
+def opened(pair: Pair, *, drafts: bool = True, **options: Any) -> Engine:
+    """An engine of a pair, or of its model alone, for prompts and outputs of these lengths."""
     return Engine(
         pair.model,
-        drafter=pair.drafter,
+        drafter=pair.drafter if drafts else None,
         quiet=True,
         max_model_len=PROMPT + OUTPUT,
         max_num_seqs=32,
@@ -88,14 +88,17 @@ def measure(
     *,
     turns: int,
     forced: Acceptance | None = None,
+    apart: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Medians of turns without and with drafts, by an engine with these options."""
+    """Medians of turns without and with drafts, by an engine with these options; ``apart``: those without by another one, which has
+    no drafter, as a model leaves states for a draft head whether that drafts or not."""
     engine = opened(pair, **options)
+    plain = opened(pair, drafts=False, **options) if apart else engine
     drafting = engine.drafting
     assert isinstance(drafting, AdaptiveDrafts)
     draft(engine, None)
-    _, alone = turn(engine, prompts, OUTPUT)
+    _, alone = turn(plain, prompts, OUTPUT)
     if forced is not None:
         force(engine, prompts, alone, forced, [drafting])
     draft(engine, drafting)
@@ -104,11 +107,13 @@ def measure(
     for number in range(turns):
         speeds = {}
         for drafts in (False, True) if number % 2 == 0 else (True, False):
-            draft(engine, drafting if drafts else None)
-            speeds[drafts], tokens = turn(engine, prompts, OUTPUT)
+            if not apart:
+                draft(engine, drafting if drafts else None)
+            speeds[drafts], tokens = turn(engine if drafts else plain, prompts, OUTPUT)
             same = same and tokens == alone
         rates.append((speeds[False], speeds[True]))
     engine.close()
+    plain.close()
     counts = drafting.total.since(before)
     ratios = [drafted / plain for plain, drafted in rates]
     found = {

@@ -225,6 +225,7 @@ TABLES = {
     "nested_bits": ResultsTable("nested_bits", nested_bits),
     "drafters": ResultsTable("drafters", drafters),
     "heads": ResultsTable("heads", heads),
+    "heads, AMX": ResultsTable("heads_amx", heads),
     "upper_bits": ResultsTable("upper_bits", upper_bits),
     "token_trees": ResultsTable("token_trees", token_trees),
     "token_trees, AVX2": ResultsTable("token_trees_avx2", token_trees),

@@ -11,6 +11,8 @@ from torch import Tensor
 # Where keys and values of a step's tokens go, further places ``(rows, slots)`` if there are any, and the states.
 StatesSink = Callable[[Tensor, tuple[Tensor, Tensor] | None, Tensor], None]
 
+_NOTHING = torch.empty(0)
+
 
 class AuxStates:
     """Hidden states that a model leaves between its layers, of every token that it computes.
@@ -28,7 +30,7 @@ class AuxStates:
     def __init__(self, after: Sequence[int], store: Any, sink: StatesSink, *, waits: bool) -> None:
         self._after, self._store, self._sink = tuple(after), store, sink
         self.waits = waits
-        self._states = torch.empty(0)
+        self._states = _NOTHING
 
     def belongs(self, store: Any) -> bool:
         """Whether a step with these keys and values leaves states."""
@@ -49,8 +51,9 @@ class AuxStates:
 
     def addresses(self, layers: int) -> tuple[list[tuple[int, int]], int]:
         """Where kernels copy the states to: ``(after how many layers, address)`` of those before the last of ``layers``, and elements from row to row."""
-        wanted = sorted({count for count in self._after if count < layers})
-        return [(count, place.data_ptr()) for count in wanted for place in self._places(count)], self._states.shape[1]
+        first, size, row = self._states.data_ptr(), self._states.element_size(), self._states.shape[1]
+        apart = row // len(self._after) * size
+        return sorted((count, first + i * apart) for i, count in enumerate(self._after) if count < layers), row
 
     def finish(self, layers: int, hidden: Tensor, slots: Tensor, also: tuple[Tensor, Tensor] | None = None) -> None:
         """Give the step's states away.
@@ -65,8 +68,9 @@ class AuxStates:
 
     def taken(self, layers: int, hidden: Tensor) -> Tensor:
         """The step's states, which has ended with ``hidden`` after so many layers."""
-        self.take(layers, hidden)
-        states, self._states = self._states, torch.empty(0)
+        if self.wants(layers):
+            self.take(layers, hidden)
+        states, self._states = self._states, _NOTHING
         return states
 
     def give(self, states: Tensor, slots: Tensor, also: tuple[Tensor, Tensor] | None) -> None:

@@ -18,6 +18,9 @@ from ..setup.config import EngineConfig
 from ..setup.loading import load_operators
 from ..setup.parts import EngineParts
 
+# Tokens whose states wait on a CPU, to be fused in one product: the weights are read once for all of them.
+_MOST_WAITING = 256
+
 
 @dataclass(frozen=True)
 class LoadedHead:
@@ -73,12 +76,20 @@ class LoadedHead:
 
     def step_bytes(self, tokens: int) -> int:
         """Bytes that it adds to a step of the model."""
-        return self.head.step_bytes(tokens)
+        return self.head.step_bytes(tokens + self._most_waiting)
+
+    @property
+    def _most_waiting(self) -> int:
+        """A GPU's graphs reuse the memory of a step's states."""
+        return _MOST_WAITING if self.head.device.type == "cpu" else 0
 
     def drafter(self, parts: EngineParts) -> HeadDrafter:
         """The drafter, for which the model's steps leave features from here on."""
         head, model, config = self.head, parts.model, parts.config
-        features = Features(head.fuse, parts.blocks, config.block_positions, head.hidden, head.dtype, head.device)
+        features = Features(
+            head.fuse, parts.blocks, config.block_positions, head.hidden, head.dtype, head.device,
+            most_waiting=self._most_waiting if parts.host is None else 0,
+        )  # fmt: skip
         model.leave_states(head.after, parts.store, features.write, waits=head.fuse_waits)
         if parts.host is not None:
             parts.host.hold(features.by_block())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from contextlib import closing
@@ -145,6 +146,31 @@ def test_features_follow_their_tokens(
     assert watched.largest_error(head, every=3 if branches else 7) < 1e-4
     assert (watched.on_branches > 20) == branches
     assert (total.on_branch > total.caught) == branches  # more than one token of some
+
+
+def test_states_wait_while_nothing_is_drafted(made: Callable[..., tuple[Path, ReferenceHead, Path]]) -> None:
+    """Those of several steps are fused together, also of blocks that have been another sequence's since."""
+    model, head, directory = made()
+    given = ENGINE | {"block_size": 4, "admission": "immediate", "draft_tokens": 3}
+    with closing(Engine(str(model), **ENGINE)) as plain:
+        answers = tokens(plain, SAMPLED)
+    probe = Engine(str(model), drafter=str(directory), **given)
+    given["kv_cache_memory_bytes"] = probe.reservation.cache // probe.reservation.blocks * 40
+    probe.close()
+    with closing(Engine(str(model), drafter=str(directory), **given)) as engine:
+        watched, drafting = WatchedHead(engine, PROMPTS, answers), engine.drafting
+        for _ in range(2):
+            names, done = [engine.add_request(prompt, SAMPLED) for prompt in PROMPTS], dict[str, list[int]]()
+            for step in itertools.count():
+                engine.core.drafting = engine.scheduler.drafting = drafting if step % 7 > 4 else None
+                ended = [output for output in engine.step() if output.finished]
+                done |= {output.request_id: output.outputs[0].token_ids for output in ended}
+                if len(done) == len(names):
+                    break
+            assert [done[name] for name in names] == answers
+        assert engine.scheduler.preemptions > 0
+    assert len(watched.seen) > 20
+    assert watched.largest_error(head, every=3) < 1e-4
 
 
 @pytest.mark.slow
