@@ -47,7 +47,7 @@ class Features:
         """Keep those of a step (see :class:`...decoder.parts.draft_inputs.AuxStates`)."""
         self._waiting.append((slots, also, states))
         self._count += len(states)
-        if self._count > self._most_waiting:
+        if self._count >= self._most_waiting:
             self._fuse_waiting()
 
     @torch.inference_mode()
