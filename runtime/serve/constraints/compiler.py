@@ -91,7 +91,7 @@ class Compiler:
                 return LLMatcher.grammar_from_regex(grammar.text)
             case "choice":
                 return grammar_from("choice", grammar.text)
-            case "calls":
+            case "calls" | "tags":
                 return LLMatcher.grammar_from_lark(self._with_tokens(grammar.text))
             case _:
                 return grammar_from("grammar", grammar.text)
@@ -187,7 +187,7 @@ class GrammarMatcher:
 
 
 def _refused(grammar: Grammar, problem: str) -> ApiError:
-    what = {"json": "JSON schema", "regex": "regular expression", "calls": "tools' schemas"}
+    what = {"json": "JSON schema", "regex": "regular expression", "calls": "tools' schemas", "tags": "structural tag"}
     return ApiError(400, f"The {what.get(grammar.kind, grammar.kind)} cannot be followed: {problem}.")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,8 @@ class Grammar:
     """What an output must look like.
 
     Attributes:
-        kind: ``json``, ``regex``, ``choice``, ``lark`` or ``calls``.
-        text: a schema or a list as JSON, an expression, or a grammar; for ``calls`` a grammar with the tags of the format still in it.
+        kind: ``json``, ``regex``, ``choice``, ``lark``, ``calls`` or ``tags``.
+        text: a schema or a list as JSON, an expression, or a grammar; for ``calls`` and ``tags`` a grammar with texts in it that may be tokens.
     """
 
     kind: str
@@ -143,6 +143,37 @@ def optional_calls(
     return Grammar("calls", "\n".join([*lines, *rules]))
 
 
+def structural_tags(tags: Sequence[tuple[str, Any, str]], triggers: Sequence[str]) -> Grammar:
+    """Any text, and tags in it: after a trigger comes the rest of a tag that begins with it, its JSON, and its end.
+
+    Args:
+        tags: how each begins, the schema of what is in it, and how it ends.
+        triggers: what the tags begin with.
+
+    Raises:
+        ApiError: a tag does not begin with one trigger, or a schema is none.
+    """
+    if not tags or not all(triggers):
+        raise ApiError(400, "A structural tag needs structures, and triggers that are not empty.")
+    rules: list[str] = []
+    of_trigger: dict[str, list[str]] = {}
+    for begin, schema, end in tags:
+        found = [trigger for trigger in dict.fromkeys(triggers) if begin.startswith(trigger)]
+        if len(found) != 1:
+            raise ApiError(
+                400,
+                f"A tag that begins with {begin[:80]!r} begins with {len(found)} of the triggers; it must with one.",
+            )
+        of_trigger.setdefault(found[0], []).append(f"tag{len(rules)}")
+        inner = {**json.loads(json_text(schema).text), "x-guidance": SPACES}
+        parts = (_quoted(begin[len(found[0]) :]), f"%json {json.dumps(inner)}", _quoted(end))
+        rules.append(f"tag{len(rules)}: {' '.join(part for part in parts if part)}")
+    groups = [f"begun{i} ({' | '.join(names)})" for i, names in enumerate(of_trigger.values())]
+    begun = [f"begun{i}[lazy]: TEXT {_quoted(trigger)}" for i, trigger in enumerate(of_trigger)]
+    lines = [f"start: ({' | '.join(groups)})* TEXT", *begun, r"TEXT: /(.|\n)*/", *rules]
+    return Grammar("tags", "\n".join(lines))
+
+
 def _as_json(form: CallFormat, name: str, schema: dict[str, Any] | None) -> dict[str, Any] | None:
     """The schema of a call, if calls are JSON as they are written."""
     try:
@@ -180,4 +211,5 @@ def _arguments(schema: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text) if text else ""
+    # Without the mark of a schema: who looks for one finds ours.
+    return json.dumps(text).replace("%", r"\u0025") if text else ""

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from ...requests.params import SamplingParams
 from ..answer.parts import FirstCall, Parser
-from ..constraints.formats import ResponseFormat, StructuredOutputs, grammar_of
+from ..constraints.formats import ResponseFormat, StructuralTag, StructuredOutputs, grammar_of
 from ..constraints.grammar import calls_or_json, optional_calls, tool_calls
 from ..http.errors import ApiError, beams_without_grammar
 from .served_model import ServedModel
@@ -89,7 +89,7 @@ class ChatOptions:
     tools: Sequence[Tool] = ()
     choice: ToolChoice | None = None
     is_parallel: bool = True
-    form: ResponseFormat | None = None
+    form: ResponseFormat | StructuralTag | None = None
     structured: StructuredOutputs | None = None
     template: dict[str, Any] | None = None
     answer: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,12 +16,13 @@ from ..model.chat_prompt import ChatOptions, ChatPrompt, Tool, ToolChoice, chat_
 from ..model.deltas import Delta, Deltas
 from ..model.running import Running
 from ..model.served_model import ServedModel
-from .fields import MOST_MESSAGES, SamplingFields
+from .fields import MOST_MESSAGES, SamplingFields, last_tokens
 from .messages import ChatMessage, turns_of
 from .token_text import TokenText
 from .usage import backend, usage
 
 _MOST_LOGPROBS = 20
+_MOST_DOCUMENTS = 1024
 
 
 class ChatRequest(SamplingFields):
@@ -28,6 +30,7 @@ class ChatRequest(SamplingFields):
 
     Attributes:
         reasoning_effort: given to the template.
+        documents: given to the template, for models that answer from texts.
         chat_template_kwargs: further variables of the template.
         add_generation_prompt, continue_final_message, echo: as vLLM's.
     """
@@ -44,6 +47,7 @@ class ChatRequest(SamplingFields):
     reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
 
+    documents: Annotated[list[dict[str, str]], Field(max_length=_MOST_DOCUMENTS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -223,6 +227,8 @@ async def answered(request: ChatRequest, model: ServedModel, name: str) -> ChatC
         prompt_logprobs=request.prompt_logprobs,
     )
     template = {**effort_variables(request.reasoning_effort), **(request.chat_template_kwargs or {})}
+    if request.documents is not None:
+        template["documents"] = request.documents
     options = ChatOptions(
         tools=request.tools or [],
         choice=request.tool_choice,
@@ -234,5 +240,7 @@ async def answered(request: ChatRequest, model: ServedModel, name: str) -> ChatC
         continue_last=request.continue_final_message,
     )
     prompt = await chat_prompt(model, turns_of(request.messages), params, options)
+    room = model.longest - (request.most_tokens or 1)
+    prompt = replace(prompt, tokens=last_tokens(prompt.tokens, request.truncate_prompt_tokens, room))
     request.check_prompt_logprobs([prompt.tokens], request.prompt_logprobs)
     return ChatCompletions(request, model, name, prompt)

@@ -17,7 +17,7 @@ from ..http.errors import ApiError
 from ..model.deltas import Delta, Deltas
 from ..model.running import Running
 from ..model.served_model import ServedModel
-from .fields import MOST_SEQUENCES, SamplingFields, TextsOrTokens
+from .fields import MOST_SEQUENCES, SamplingFields, TextsOrTokens, last_tokens
 from .token_text import TextPlaces, TokenText
 from .usage import backend, usage
 
@@ -57,10 +57,12 @@ class CompletionRequest(SamplingFields):
                 400, f"There are {len(given)} prompts with n={self.n or 1}; give from 1 to {MOST_SEQUENCES} of both together.",
                 param="prompt",
             )  # fmt: skip
-        return [
+        found = [
             model.encode(each, add_special_tokens=self.add_special_tokens) if isinstance(each, str) else list(each)  # type: ignore[arg-type]
             for each in given
         ]
+        room = model.longest - (self.max_tokens or 1)
+        return [last_tokens(each, self.truncate_prompt_tokens, room) for each in found]
 
     def check(self) -> None:
         """Refuse what is not supported.

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ..http.errors import ApiError, too_long
 from ..model.served_model import ServedModel
-from .fields import Fields, TextsOrTokens
+from .fields import Fields, TextsOrTokens, TruncateTokens, last_tokens
 
 _MOST_INPUTS = 2048
 
@@ -25,6 +25,7 @@ class EmbeddingRequest(Fields):
     user: str | None = None
     pooling: Literal["last", "mean"] = "last"
     add_special_tokens: bool = True
+    truncate_prompt_tokens: TruncateTokens | None = None
 
 
 async def embeddings(request: EmbeddingRequest, model: ServedModel) -> dict[str, Any]:
@@ -46,6 +47,7 @@ async def embeddings(request: EmbeddingRequest, model: ServedModel) -> dict[str,
         model.encode(each, add_special_tokens=request.add_special_tokens) if isinstance(each, str) else list(each)  # type: ignore[arg-type]
         for each in inputs
     ]
+    prompts = [last_tokens(each, request.truncate_prompt_tokens, model.longest) for each in prompts]
     longest = max(prompts, key=len)
     if len(longest) > model.longest:
         raise too_long(len(longest), None, model.longest)

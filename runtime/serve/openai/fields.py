@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ....system.errors import SmeltError
 from ...requests.constraint import Constraint
 from ...requests.params import SamplingParams
-from ..constraints.formats import ResponseFormat, StructuredOutputs
+from ..constraints.formats import Form, StructuredOutputs
 from ..http.errors import ApiError, beams_without_grammar, refused
 from ..model.choosing import chosen
 from ..model.scheduling import LONGEST_STOP, MOST_STOPS, SchedulingFields
@@ -37,10 +37,33 @@ TextsOrTokens = Annotated[
 ]
 
 
+def _not_zero(value: int) -> int:
+    if value == 0:
+        raise ValueError("give -1 for as many tokens as there is room for, or at least 1")
+    return value
+
+
+# Of a prompt, from its end.
+TruncateTokens = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
+
+
 class Fields(BaseModel):
     """A request's body. A field that is not known is an error, as at OpenAI."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+def last_tokens(prompt: list[int], most: int | None, room: int) -> list[int]:
+    """A prompt of which ``truncate_prompt_tokens`` keeps the end.
+
+    Args:
+        prompt: its tokens.
+        most: how many are kept; -1 for as many as there is room for, None for all.
+        room: what the model's context leaves for the prompt.
+    """
+    if most is None:
+        return prompt
+    return prompt[-max(1, room if most == -1 else most) :]
 
 
 class StreamOptions(BaseModel):
@@ -163,13 +186,14 @@ class SamplingFields(ChoosingFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    response_format: ResponseFormat | None = None
+    response_format: Form | None = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool = False
     min_tokens: Annotated[int, Field(ge=0)] = 0
     use_beam_search: bool = False
     length_penalty: Annotated[float, Field(ge=-10, le=10)] = 1.0
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    truncate_prompt_tokens: TruncateTokens | None = None
 
     def sampling(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx2
+import jsonschema
 import pytest
 import torch
 from smelt.runtime import Engine, EngineConfig, SamplingParams
@@ -100,7 +102,7 @@ def test_fields_that_clients_add_of_their_own_are_ignored(server: Serving) -> No
     ]
     tools = [{"type": "function", "function": {"name": "f", "returns": {}}, "cache_control": {}}]
     _post(server, "chat/completions", messages=turns, tools=tools, tool_choice="none", **asked)
-    for name, value in (("best_of", 2), ("temprature", 1), ("guided_json", {}), ("truncate_prompt_tokens", 1)):
+    for name, value in (("best_of", 2), ("temprature", 1), ("guided_json", {}), ("chat_template", "a")):
         refused = httpx2.post(f"{server.url}/v1/chat/completions", json={"messages": MESSAGES, **asked, name: value})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
 
@@ -134,6 +136,90 @@ def test_allowed_tokens_and_bad_words(server: Serving) -> None:
         )
         assert refused.status_code == 400
         assert part in refused.json()["error"]["message"]
+
+
+def test_prompts_are_cut_where_a_request_says_so(server: Serving, engine: Engine) -> None:
+    """The end stays: as many tokens as are asked for, or as leave room for the answer."""
+    tokenizer = engine.tokenizer
+    prompt = tokenizer(" ".join(f"The river ran {i} miles" for i in range(engine.max_model_len))).input_ids
+    assert len(prompt) > engine.max_model_len
+    common: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "return_token_ids": True}
+    for asked, kept in ((12, 12), (-1, engine.max_model_len - 6)):
+        found = _post(server, "completions", prompt=[prompt, prompt[:5]], truncate_prompt_tokens=asked, **common)[
+            "choices"
+        ]
+        alone = _post(server, "completions", prompt=prompt[-kept:], **common)["choices"][0]
+        assert found[0]["prompt_token_ids"] == prompt[-kept:]
+        assert found[0]["token_ids"] == alone["token_ids"]
+        assert found[1]["prompt_token_ids"] == prompt[:5]
+    messages = [{"role": "user", "content": tokenizer.decode(prompt[:500])}]
+    whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    for asked, kept in ((20, 20), (-1, min(len(whole), engine.max_model_len - 6))):
+        chat = _post(server, "chat/completions", messages=messages, truncate_prompt_tokens=asked, **common)
+        assert chat["prompt_token_ids"] == whole[-kept:]
+    wanted = _post(server, "embeddings", input=prompt[-9:])["data"][0]["embedding"]
+    cut = _post(server, "embeddings", input=prompt, truncate_prompt_tokens=9)
+    assert (cut["data"][0]["embedding"], cut["usage"]["prompt_tokens"]) == (wanted, 9)
+    for asked in (0, -2):
+        refused = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "a", "truncate_prompt_tokens": asked})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
+
+
+def test_structural_tags(server: Serving) -> None:
+    """Text is free until a trigger, then it is one of the tags that begin so; as tags, or as a JSON text of them."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    tag: dict[str, Any] = {"type": "structural_tag", "triggers": ["<f=", "The"]}
+    tag["structures"] = [
+        {"begin": "<f=a>", "schema": schema, "end": "</f>"},
+        {"begin": "The %json ", "schema": schema, "end": "!"},
+    ]
+    written = re.compile(r"The %json (\{[^}]*\})!")
+    for asked in (
+        {"response_format": tag},
+        {"structured_outputs": {"structural_tag": json.dumps(tag)}},
+        {"structured_outputs": {"structural_tag": tag}},
+    ):
+        found = _post(
+            server, "completions", prompt="The river ran.", max_tokens=200, seed=3, temperature=1, n=4, **asked
+        )["choices"]
+        tags = 0
+        for choice in found:
+            free = written.sub("", choice["text"])
+            assert free.count("The") <= (choice["finish_reason"] == "length")  # that one was cut
+            for each in written.findall(choice["text"]):
+                jsonschema.validate(json.loads(each), schema)
+                tags += 1
+        assert tags
+    short = {**tag, "triggers": ["<g"]}
+    for asked, part in (
+        ({"response_format": short}, "begins with 0 of the triggers"),
+        ({"response_format": {**tag, "triggers": ["<f", "<f=", "The"]}}, "begins with 2 of the triggers"),
+        ({"response_format": {**tag, "triggers": []}}, "response_format.triggers"),
+        ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format.structures"),
+        ({"structured_outputs": {"structural_tag": "{"}}, "structural tag is wrong at its beginning"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structures"),
+        ({"response_format": {**tag, "structures": [{"begin": "The", "schema": {"type": "x"}, "end": ""}]}}, "tag"),
+        ({"response_format": {"type": "tag"}}, "json_object"),
+    ):
+        refused = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "a", **asked})
+        assert refused.status_code == 400
+        assert part in refused.json()["error"]["message"]
+
+
+def test_documents_are_the_templates(makers_choice: Path) -> None:
+    """A model that answers from texts gets those of a request, and what looks like its control tokens is text."""
+    template = "{% for each in documents %}{{ each.text }}{% endfor %}<|user|>{{ messages[0].content }}"
+    config = EngineConfig(dtype="float32", quiet=True, max_num_seqs=4)
+    loader = ModelLoader(config, 1, AnswerOptions(chat_template=template))
+    tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
+    with serving([loader.load("mine", makers_choice)]) as server:
+        documents = [{"text": "The river ran.<|end|>"}]
+        found = _post(
+            server, "chat/completions", messages=MESSAGES, documents=documents, max_tokens=1, return_token_ids=True
+        )["prompt_token_ids"]
+    assert tokenizer.decode(found) == "The river ran.<|end|><|user|>Where is London?"
+    assert tokenizer.convert_tokens_to_ids("<|end|>") not in found
 
 
 def test_beams(server: Serving) -> None:
