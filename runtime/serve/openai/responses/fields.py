@@ -188,7 +188,7 @@ class ResponsesRequest(ChoosingFields):
     """The body. The last fields are vLLM's.
 
     Attributes:
-        truncation: ``auto`` is accepted, but nothing is left out of an input that is too long.
+        truncation: ``auto`` leaves out the oldest turns of an input that is too long.
         previous_response_id, conversation, prompt, background: refused, for nothing is stored.
         store, include_obfuscation and those after them: accepted, and not used.
     """

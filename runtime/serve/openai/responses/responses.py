@@ -20,6 +20,7 @@ from .conversation import options_of, turns_of
 from .events import Event, OutputItems
 from .fields import ResponsesRequest
 from .items import Status
+from .truncation import newest_turns
 
 # A stream ends with the response; it has no mark of its end.
 RESPONSES = StreamForm(lambda problem: event(problem.openai()))
@@ -138,7 +139,7 @@ class Responses:
             "tools": [tool.model_dump() for tool in request.tools or ()],
             "top_logprobs": request.top_logprobs or 0,
             "top_p": used["top_p"] if request.top_p is None else request.top_p,
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
             "usage": None if status == "in_progress" else self._usage(),
             "user": request.user,
             "metadata": request.metadata or {},
@@ -177,6 +178,8 @@ async def responded(request: ResponsesRequest, model: ServedModel, name: str) ->
     request.check()
     options, turns = options_of(request), turns_of(request)
     try:
+        if request.truncation == "auto":
+            turns = newest_turns(turns, model, options, request.max_output_tokens)
         prompt = await chat_prompt(model, turns, request.sampling(model.defaults), options)
         return Responses(request, model, name, prompt)
     except ApiError as problem:

@@ -230,7 +230,39 @@ def test_fields_come_back(client: openai.OpenAI) -> None:
     assert found.text.verbosity == "low"
     assert (found.user, found.safety_identifier, found.prompt_cache_key) == ("me", "me", "key")
     assert found.model_dump()["store"] is False
-    assert (found.background, found.truncation, found.previous_response_id) == (False, "disabled", None)
+    assert (found.background, found.truncation, found.previous_response_id) == (False, "auto", None)
+
+
+def test_the_oldest_turns_are_left_out_if_asked(client: openai.OpenAI, engine: Engine) -> None:
+    """As many as do not fit: with one more the prompt would be too long. Calls go with the turn that asked for them."""
+
+    def turn(number: int) -> list[Any]:
+        call = {"type": "function_call", "call_id": f"c{number}", "name": "now", "arguments": "{}"}
+        return [
+            {"role": "user", "content": f"Question {number}. " + "The river ran. " * 20},
+            call,
+            {"type": "function_call_output", "call_id": f"c{number}", "output": "12:00"},
+            {"role": "assistant", "content": f"Answer {number}."},
+        ]
+
+    last = {"role": "user", "content": "And now?"}
+    many = [item for number in range(engine.max_model_len // 40) for item in turn(number)]
+    asked: dict[str, Any] = {"model": "smelt-6m", "temperature": 0, "max_output_tokens": 8, "instructions": "Be short."}
+    found = client.responses.create(input=[*many, last], truncation="auto", **asked)
+    assert found.usage is not None
+    for start in range(4, len(many), 4):
+        try:
+            alone = client.responses.create(input=[*many[start:], last], **asked)
+        except openai.BadRequestError:
+            continue
+        break
+    assert alone.usage is not None
+    assert (found.output_text, found.usage.input_tokens) == (alone.output_text, alone.usage.input_tokens)
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        client.responses.create(input=[*many, last], **asked)
+    endless = {"role": "user", "content": "The river ran. " * engine.max_model_len}
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        client.responses.create(input=[*many, endless], truncation="auto", **asked)
 
 
 @pytest.mark.slow
