@@ -32,6 +32,7 @@ from .forms import forms_of, trained_forms
 PROMPT, OUTPUT = 64, 64
 RECORDED = 48  # prompts by which acceptance is measured
 MORE = 8  # turns of the small model
+TRAINED = ("bf16, drafted by W4, trained", "W4in8, drafted by its upper bits, trained")
 EDITED = 0.1  # tokens of a copy that are others than those of the prompt
 
 
@@ -174,9 +175,18 @@ def random_prompts(count: int) -> list[list[int]]:
     return [[draw.randrange(4, BIG.vocabulary) for _ in range(PROMPT)] for _ in range(count)]
 
 
-def small(scratch: Path, turns: int, rows: ResultRows) -> tuple[dict[str, Acceptance], list[list[int]]]:
-    """smelt-6m, its forms, and real text: how often drafts are right, and the prompts; speeds are added to the rows."""
-    forms, trained = forms_of(SMELT_6M, scratch, calibrated=True), trained_forms(scratch)
+def small(
+    scratch: Path, turns: int, rows: ResultRows, *, trains: bool
+) -> tuple[dict[str, Acceptance], list[list[int]]]:
+    """smelt-6m, its forms, and real text: how often drafts are right, and the prompts; speeds are added to the rows.
+
+    Args:
+        scratch: where forms are.
+        turns: of each row.
+        rows: of the results.
+        trains: whether there are trained forms, too, which take an hour to make.
+    """
+    forms = forms_of(SMELT_6M, scratch, calibrated=True)
     probe = Engine(SMELT_6M, quiet=True)
     text = shared(WIKITEXT_VALIDATION).read_text(encoding="utf-8")[:100000]
     prompts = text_prompts(list(probe.tokenizer(text).input_ids), RECORDED)
@@ -184,12 +194,16 @@ def small(scratch: Path, turns: int, rows: ResultRows) -> tuple[dict[str, Accept
     pairs = [
         Pair("bf16, drafted by W4", SMELT_6M, str(forms["w4"])),
         Pair("W4in8, drafted by its upper bits", forms["w4in8"], "nested"),
-        Pair("bf16, drafted by W4, trained", SMELT_6M, str(trained["w4"])),
-        Pair("W4in8, drafted by its upper bits, trained", trained["w4in8"], "nested"),
         Pair("bf16, drafted by lookup", SMELT_6M, "lookup"),
         Pair("bf16, drafted by lookup, else W4", SMELT_6M, f"lookup+{forms['w4']}"),
         Pair("W4in8, drafted by lookup, else its upper bits", forms["w4in8"], "lookup+nested"),
     ]
+    if trains:
+        trained = trained_forms(scratch)
+        pairs += [
+            Pair(TRAINED[0], SMELT_6M, str(trained["w4"])),
+            Pair(TRAINED[1], trained["w4in8"], "nested"),
+        ]
     known = {pair.name: acceptance(pair, prompts) for pair in pairs}
     for pair in pairs:
         for count in (1, 8):
@@ -210,8 +224,8 @@ def big(scratch: Path, turns: int, known: dict[str, Acceptance], texts: list[lis
     cases = [
         (Pair(w4, model, str(forms["w4"])), known[w4]),
         (Pair(nested, forms["w4in8"], "nested"), known[nested]),
-        (Pair(f"{w4}, trained", model, str(forms["w4"])), known[f"{w4}, trained"]),
-        (Pair(f"{nested}, trained", forms["w4in8"], "nested"), known[f"{nested}, trained"]),
+        (Pair(TRAINED[0], model, str(forms["w4"])), known.get(TRAINED[0])),
+        (Pair(TRAINED[1], forms["w4in8"], "nested"), known.get(TRAINED[1])),
         (Pair(lookup, model, "lookup"), with_texts[w4]),
         (Pair(f"{lookup}, else W4", model, else_w4), with_texts[w4]),
         (Pair("W4in8, drafted by lookup, else its upper bits", forms["w4in8"], else_nested), with_texts[nested]),
@@ -239,8 +253,12 @@ def main() -> None:
     given = options.parse_args()
     command = f"python -m benchmarks.drafts.speculation --turns {given.turns} --results {given.results}"
     save(given.results, command, {**(saved(given.results) or {}), "turns": given.turns})
-    known, texts = small(given.scratch, given.turns, ResultRows(given.results, command, "small"))
-    big(given.scratch, given.turns, known, texts, ResultRows(given.results, command, "big"))
+    first, second = (ResultRows(given.results, command, name) for name in ("small", "big"))
+    trains = not all(
+        rows.has(pair=pair, sequences=count) for rows in (first, second) for pair in TRAINED for count in (1, 8)
+    )
+    known, texts = small(given.scratch, given.turns, first, trains=trains)
+    big(given.scratch, given.turns, known, texts, second)
 
 
 if __name__ == "__main__":

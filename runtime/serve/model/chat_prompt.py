@@ -142,17 +142,11 @@ async def chat_prompt(
     grammar = grammar_of(options.form, options.structured)
     may_reason = False  # by the constraint
     must = options.choice == "required" or isinstance(options.choice, NamedTool)
-    if must and grammar is not None:
-        raise ApiError(400, "A required tool call and a response format exclude each other.", param="tool_choice")
-    if must and form.calls is not None:
-        called = [
-            t
-            for t in tools
-            if not isinstance(options.choice, NamedTool) or t.function.name == options.choice.function.name
-        ]
-        grammar = tool_calls(
-            form.calls, {t.function.name: t.function.parameters for t in called}, several=options.is_parallel
-        )
+    if must and form.calls is not None:  # a format is for answers without a call
+        named = options.choice.function.name if isinstance(options.choice, NamedTool) else None
+        called = {t.function.name: t.function.parameters for t in tools if named in (None, t.function.name)}
+        # A tool that is named is called once, as with vLLM.
+        grammar = tool_calls(form.calls, called, several=options.is_parallel and named is None)
     elif form.calls is not None and grammar is not None and grammar.kind == "json" and tools:
         # Otherwise it could answer, but never call one; an expression or a grammar may have calls of its own.
         schemas = {t.function.name: t.function.parameters for t in tools}

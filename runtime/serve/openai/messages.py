@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from ..http.errors import ApiError
+from ..model.turns import called
 
 
 class TextPart(BaseModel):
@@ -62,7 +62,7 @@ def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """The messages as chat templates expect them: contents are text, and arguments are objects.
 
     Raises:
-        ApiError: a part is no text, or arguments are not JSON.
+        ApiError: a part is no text.
     """
     turns = []
     for number, message in enumerate(messages):
@@ -77,7 +77,9 @@ def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         if reasoning:
             turn["reasoning_content"] = reasoning
         if message.tool_calls:
-            turn["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
+            turn["tool_calls"] = [
+                called(call.id, call.function.name, call.function.arguments) for call in message.tool_calls
+            ]
         turns.append(turn)
     return turns
 
@@ -100,17 +102,3 @@ def _text(message: ChatMessage, where: str) -> str:
             )
         texts.append(part.text or part.refusal or "")
     return "\n".join(texts)
-
-
-def _call(call: ToolCall, where: str) -> dict[str, Any]:
-    if isinstance(call.function.arguments, dict):
-        arguments = call.function.arguments
-        return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError) as error:  # not JSON, or too long or too deep for Python
-        raise ApiError(
-            400, f"{where}.function.arguments is not JSON ({str(error)[:200]}).", param=f"{where}.function.arguments"
-        ) from None
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from ...constraints.formats import JsonSchema, ResponseFormat
 from ...http.errors import ApiError
 from ...model.chat_prompt import ChatOptions, Function, NamedTool, Tool, ToolChoice, effort_variables
 from ...model.chat_prompt import NamedFunction as NamedToolFunction
+from ...model.turns import called
 from .fields import (
     AllowedTools,
     BuiltInTool,
@@ -64,7 +64,7 @@ def _add(item: Item, where: str, turns: list[dict[str, Any]], names: dict[str, s
             names[item.call_id] = item.name
             if last is None or last["role"] != "assistant":
                 turns.append({"role": "assistant", "content": ""})
-            turns[-1].setdefault("tool_calls", []).append(_call(item, where))
+            turns[-1].setdefault("tool_calls", []).append(called(item.call_id, item.name, item.arguments))
         case CallOutputItem():
             if item.call_id not in names:
                 raise ApiError(
@@ -114,14 +114,6 @@ def _text(content: str | Sequence[InputPart], where: str) -> str:
         else:
             texts.append(part.text)
     return "\n".join(texts)
-
-
-def _call(item: CallItem, where: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(item.arguments or "{}")
-    except (ValueError, RecursionError) as error:  # a number may be too long, and lists too deep
-        raise ApiError(400, f"{where}.arguments is not JSON ({error}).", param=f"{where}.arguments") from None
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
 
 
 def options_of(request: ResponsesRequest) -> ChatOptions:

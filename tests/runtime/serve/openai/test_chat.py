@@ -168,6 +168,23 @@ def test_a_required_call_has_arguments_of_its_schema(client: openai.OpenAI) -> N
         else:
             assert (call.function.name, json.loads(call.function.arguments)) == ("now", {})
         assert not found.message.content
+    # A format is for answers without a call, as at OpenAI.
+    formed = client.chat.completions.create(**asked, seed=3, response_format={"type": "json_object"}).choices[0]
+    (same,) = formed.message.tool_calls or []
+    assert same.type == "function"
+    assert (formed.finish_reason, same.function) == ("tool_calls", call.function)
+
+
+def test_a_named_tool_is_called_once(client: openai.OpenAI) -> None:
+    """A required one may be called as often as the model wants."""
+    asked: dict[str, Any] = {
+        "model": "smelt-6m", "messages": MESSAGES, "tools": [WEATHER, TIME], "max_tokens": 120, "temperature": 1.0, "n": 8,
+    }  # fmt: skip
+    named = {"type": "function", "function": {"name": "now"}}
+    found = client.chat.completions.create(**asked, tool_choice=named, seed=1).choices
+    assert [len(choice.message.tool_calls or []) for choice in found] == [1] * 8
+    found = client.chat.completions.create(**asked, tool_choice="required", seed=1).choices
+    assert max(len(choice.message.tool_calls or []) for choice in found) > 1
 
 
 def test_a_streamed_call_concatenates_to_the_whole_one(client: openai.OpenAI) -> None:
@@ -204,6 +221,21 @@ def test_results_of_tools_come_back_as_messages(client: openai.OpenAI, server: S
         "<|system|>Be short.<|end|><|user|>Where is London?<|end|><|assistant|>"
         '<tool_call>\n{"name": "now", "arguments": {"zone": "é"}}\n</tool_call><|end|><|user|>noon<|end|><|assistant|>'
     )
+    found = client.chat.completions.create(model="smelt-6m", messages=messages, max_tokens=4, temperature=0)
+    assert found.choices[0].message.content is not None
+
+
+def test_a_call_that_was_cut_comes_back(client: openai.OpenAI, server: Serving) -> None:
+    """As agents send it, with a complaint: the template writes what the model wrote."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": '{"zone": "é'}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "not JSON"},
+    ]
+    tokens = httpx2.post(f"{server.url}/tokenize", json={"messages": messages}).json()["tokens"]
+    written = httpx2.post(f"{server.url}/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert '{"name": "now", "arguments": "{\\"zone\\": \\"é"}' in written
     found = client.chat.completions.create(model="smelt-6m", messages=messages, max_tokens=4, temperature=0)
     assert found.choices[0].message.content is not None
 
