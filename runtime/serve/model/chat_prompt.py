@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -99,6 +99,18 @@ class ChatOptions:
     def offered(self) -> Sequence[Tool]:
         """The tools that the model is shown."""
         return () if self.choice == "none" else self.tools
+
+
+def allowed_tools(names: Collection[str], tools: Sequence[Tool]) -> list[Tool]:
+    """Those of a request's tools that its ``allowed_tools`` name.
+
+    Raises:
+        ApiError: one is not among them.
+    """
+    unknown = set(names) - {tool.function.name for tool in tools}
+    if unknown:
+        raise ApiError(400, f"tool_choice allows {min(unknown)!r}, which is not among the tools.", param="tool_choice")
+    return [tool for tool in tools if tool.function.name in names]
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:

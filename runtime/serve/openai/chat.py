@@ -7,12 +7,21 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from ...requests.output import Completion, RequestOutput
 from ..answer.parts import CallArguments, CallStart, Content, Parser, Part, Reasoning, WholeAnswer
 from ..http.errors import ApiError
-from ..model.chat_prompt import ChatOptions, ChatPrompt, Tool, ToolChoice, chat_prompt, effort_variables
+from ..model.chat_prompt import (
+    ChatOptions,
+    ChatPrompt,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    allowed_tools,
+    chat_prompt,
+    effort_variables,
+)
 from ..model.deltas import Delta, Deltas
 from ..model.running import Running
 from ..model.served_model import ServedModel
@@ -23,6 +32,20 @@ from .usage import backend, usage
 
 _MOST_LOGPROBS = 20
 _MOST_DOCUMENTS = 1024
+
+
+class AllowedList(BaseModel):
+    """The tools that may be called, or of which one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class AllowedChoice(BaseModel):
+    """``tool_choice`` among some of the tools; the others stay in the prompt at OpenAI, and are left out here."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedList
 
 
 class ChatRequest(SamplingFields):
@@ -42,7 +65,7 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: ToolChoice | AllowedChoice | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
@@ -229,9 +252,13 @@ async def answered(request: ChatRequest, model: ServedModel, name: str) -> ChatC
     template = {**effort_variables(request.reasoning_effort), **(request.chat_template_kwargs or {})}
     if request.documents is not None:
         template["documents"] = request.documents
+    tools, choice = request.tools or [], request.tool_choice
+    if isinstance(choice, AllowedChoice):
+        tools = allowed_tools({tool.function.name for tool in choice.allowed_tools.tools}, tools)
+        choice = choice.allowed_tools.mode
     options = ChatOptions(
-        tools=request.tools or [],
-        choice=request.tool_choice,
+        tools=tools,
+        choice=choice,
         is_parallel=request.parallel_tool_calls,
         form=request.response_format,
         structured=request.structured_outputs,

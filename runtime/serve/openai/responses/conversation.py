@@ -7,7 +7,7 @@ from typing import Any
 
 from ...constraints.formats import JsonSchema, ResponseFormat
 from ...http.errors import ApiError
-from ...model.chat_prompt import ChatOptions, Function, NamedTool, Tool, ToolChoice, effort_variables
+from ...model.chat_prompt import ChatOptions, Function, NamedTool, Tool, ToolChoice, allowed_tools, effort_variables
 from ...model.chat_prompt import NamedFunction as NamedToolFunction
 from ...model.turns import called
 from .fields import (
@@ -129,7 +129,7 @@ def options_of(request: ResponsesRequest) -> ChatOptions:
             choice = NamedTool(function=NamedToolFunction(name=name))
         case AllowedTools() as allowed:
             choice = allowed.mode
-            tools = _allowed(allowed, tools)
+            tools = allowed_tools({tool.name for tool in allowed.tools}, tools)
         case OtherChoice(type=kind):
             raise ApiError(
                 400, f"tool_choice has type {kind!r}; this server takes function and allowed_tools.",
@@ -163,14 +163,6 @@ def _tools(request: ResponsesRequest) -> list[Tool]:
 
 def _function(tool: FunctionTool) -> Function:
     return Function(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
-
-
-def _allowed(allowed: AllowedTools, tools: Sequence[Tool]) -> list[Tool]:
-    names = {tool.name for tool in allowed.tools}
-    unknown = names - {tool.function.name for tool in tools}
-    if unknown:
-        raise ApiError(400, f"tool_choice allows {min(unknown)!r}, which is not among the tools.", param="tool_choice")
-    return [tool for tool in tools if tool.function.name in names]
 
 
 def _form(request: ResponsesRequest) -> ResponseFormat | None:

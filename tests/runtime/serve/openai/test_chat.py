@@ -187,6 +187,19 @@ def test_a_named_tool_is_called_once(client: openai.OpenAI) -> None:
     assert max(len(choice.message.tool_calls or []) for choice in found) > 1
 
 
+def test_some_of_the_tools_may_be_allowed(client: openai.OpenAI, server: Serving) -> None:
+    asked: dict[str, Any] = {"model": "smelt-6m", "messages": MESSAGES, "tools": [WEATHER, TIME], "max_tokens": 40}
+    of = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    found = client.chat.completions.create(
+        **asked, n=6, seed=1, tool_choice={"type": "allowed_tools", "allowed_tools": of}
+    )
+    names = {call.function.name for choice in found.choices for call in choice.message.tool_calls or []}  # type: ignore[union-attr]
+    assert names == {"now"}
+    of["tools"] = [{"type": "function", "function": {"name": "then"}}]
+    with pytest.raises(openai.BadRequestError, match="allows 'then', which is not among the tools"):
+        client.chat.completions.create(**asked, tool_choice={"type": "allowed_tools", "allowed_tools": of})
+
+
 def test_a_streamed_call_concatenates_to_the_whole_one(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "smelt-6m", "messages": MESSAGES, "tools": [WEATHER, TIME], "max_tokens": 200, "temperature": 1.0, "seed": 1,
