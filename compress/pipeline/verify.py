@@ -128,6 +128,8 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
         "are too" if difference == 0 else f"differ by at most {difference:.1e} of the largest (allowed {allowed:.0e})"
     )
     sentence = f"reloaded with transformers{how}; its weights are identical, and its logits {logits}"
+    if compressed.input_roundings().keys() != compressed.input_roundings(of_experts=False).keys():
+        sentence += ". Transformers does not round experts' inputs, as servers do, whose logits differ by that"
     return Reload("transformers", difference, allowed, sentence, logits_claim(tokens, found, arguments))
 
 

@@ -70,6 +70,21 @@ def test_checkpoint_loads_in_transformers_and_is_close(
     assert quantized[0].bits == pytest.approx(8 * resolve(scheme).stored_bytes(256, 128, dtype.itemsize) / (256 * 128))
 
 
+@pytest.mark.parametrize(
+    ("architecture", "scheme", "says"),
+    [("mixtral", "W8A8", True), ("mixtral", "W8A16", False), ("llama", "W8A8", False)],
+)
+def test_what_transformers_does_not_round_is_said(
+    architecture: str, scheme: str, says: bool, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    """Its logits are those of the check, but not those that servers compute."""
+    made = recipe(
+        tiny(architecture, torch.bfloat16), {"evaluate": False}, scheme=scheme, rounding="nearest", group_size=None
+    )
+    sentence = (run(made).report.candidates[0].reload or {})["sentence"]
+    assert ("does not round experts' inputs" in sentence) == says
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("rounding", ["nearest", "hqq", {"method": "gptq", "activation_order": False, "damping": 0.05}])
 def test_every_rounding_gives_a_checkpoint(rounding: object, recipe: Callable[..., Recipe]) -> None:
