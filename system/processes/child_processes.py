@@ -15,6 +15,7 @@ from typing import Self
 
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
+_GONE_SECONDS = 0.2
 
 
 class OtherProcesses:
@@ -107,6 +108,16 @@ class OtherProcesses:
                 process.wait()
         if self._directory is not None:
             self._directory.cleanup()
+
+
+def is_left(parent: int, seconds: float = _GONE_SECONDS) -> bool:
+    """Whether the process that has started this one is gone, or goes within some time: its connections close a moment before it has ended."""
+    until = time.monotonic() + seconds
+    while os.getppid() == parent:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def ends_with(parent: int, directory: Path | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -11,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ....system.errors import SmeltError
-from ....system.processes.child_processes import ends_with
+from ....system.processes.child_processes import ends_with, is_left
 from ...decoder.prompt_states import prompt_states
 from ...parallel.launch import joined_at, joined_by_environment, launched_count, launched_rank
 from ...parallel.ranks import RankLost, Ranks
@@ -81,8 +82,10 @@ def main() -> int:
         torch.cuda.set_device(int(rank))
     try:
         work(joined_at(Path(place), int(rank), int(count), device))
-    except RankLost:
-        return 1  # the first one says so, or is gone
+    except RankLost:  # the first one says so, or is gone
+        if is_left(int(parent)):
+            shutil.rmtree(Path(place).parent, ignore_errors=True)
+        return 1
     except SmeltError as problem:
         print(f"smelt: {problem}", file=sys.stderr)
         return 1

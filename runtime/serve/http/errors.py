@@ -67,6 +67,8 @@ def beams_without_grammar() -> ApiError:
 def too_long(prompt: int, wanted: int | None, longest: int) -> ApiError:
     """A prompt, or a prompt and what it asks for, that is longer than the model takes."""
     asked = f"{prompt} tokens" if wanted is None else f"{prompt} tokens and max_tokens is {wanted}"
+    if wanted is None and prompt == longest:
+        asked += ", which leaves no room for an answer"
     return ApiError(
         400,
         f"This model's maximum context length is {longest} tokens, and the prompt has {asked}; shorten the prompt"

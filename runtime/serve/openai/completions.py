@@ -182,12 +182,11 @@ class Completions:
         return choice
 
     def _prompt_text(self, number: int, output: RequestOutput) -> str:
-        """What the client sent; of tokens, their text."""
+        """What the client sent; of tokens, and of a text that may be cut, their text."""
         given = self._request.prompt
-        if isinstance(given, str):
-            return given
-        if isinstance(given[number], str):
-            return str(given[number])
+        text = given if isinstance(given, str) else given[number]
+        if isinstance(text, str) and self._request.truncate_prompt_tokens is None:
+            return text
         return self._model.decode(output.prompt_token_ids, skip_special_tokens=self._request.skip_special_tokens)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import uuid
 from collections import Counter
 from typing import Any
 
@@ -18,7 +20,7 @@ from ..http.gate import RequestGate
 from ..http.middleware import add_guards, body_of
 from ..http.sse import DONE, event
 from .merged_metrics import merged
-from .replica import LOGGED, HttpRequest
+from .replica import LOGGED, REPLICA, HttpRequest
 from .session import HEADER, session_key
 
 _LOG = logging.getLogger("smelt.serve")
@@ -54,6 +56,7 @@ class Front:
         self._latest = latest
         self._count = count
         self._of_session = Counter[str]()
+        self._places = Places(count)
         self._exchanges = set[_Exchange]()
         self.app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         self._add_status()
@@ -119,7 +122,7 @@ class Front:
             headers.append((b"x-request-id", name.encode()))
             sent = HttpRequest(request.method, request.scope["path"], request.scope["query_string"], headers, body)
             key = self._affine(session_key(dict(headers).get(HEADER), body) if is_work else None)
-            exchange = _Exchange(self._replicas, sent, key, name, send, request)
+            exchange = _Exchange(self._replicas, self._places, sent, key, name, send, request)
             self._exchanges.add(exchange)
             self._of_session[key or ""] += 1
             try:
@@ -140,18 +143,58 @@ class Front:
         return None
 
 
+class Places:
+    """Which session has led to which replica lately: Ray takes no replica by its name, but the same one for the same session.
+
+    Args:
+        count: how many replicas there are.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._sessions: dict[bytes, str] = {}
+
+    def saw(self, replica: bytes, session: str) -> None:
+        """A replica has answered a request of a session."""
+        self._sessions.pop(replica, None)
+        self._sessions[replica] = session
+        while len(self._sessions) > self._count:  # of those that were replaced
+            del self._sessions[next(iter(self._sessions))]
+
+    def elsewhere(self, replica: bytes) -> str:
+        """A session that leads to another one; any, while none is known."""
+        others = [session for name, session in self._sessions.items() if name != replica]
+        return random.choice(others) if others else _any_session()
+
+
+def _any_session() -> str:
+    return uuid.uuid4().hex
+
+
 class _Full(Exception):  # noqa: N818 - no failure: another replica may have room
     """A replica takes no more requests."""
+
+    def __init__(self, replica: bytes) -> None:
+        super().__init__(replica)
+        self.replica = replica
 
 
 class _Exchange:
     """One request's way to a replica and back."""
 
     def __init__(
-        self, replicas: Any, request: HttpRequest, key: str | None, name: str, send: Send, asked: Request
+        self,
+        replicas: Any,
+        places: Places,
+        request: HttpRequest,
+        key: str | None,
+        name: str,
+        send: Send,
+        asked: Request,
     ) -> None:
-        self._any = replicas
-        self._replicas = replicas if key is None else replicas.options(session_id=key)
+        self._replicas = replicas
+        self._places = places
+        self._session = key or _any_session()
         self._request = request
         self._name = name
         self._send = send
@@ -196,8 +239,8 @@ class _Exchange:
             try:
                 try:
                     await self._once()
-                except _Full:
-                    self._replicas = self._any
+                except _Full as full:
+                    self._session = self._places.elsewhere(full.replica)
                     await self._once()
                 return
             except RayActorError:
@@ -218,7 +261,7 @@ class _Exchange:
         )  # fmt: skip
 
     async def _once(self) -> None:
-        messages = self._replicas.remote(self._request)
+        messages = self._replicas.options(session_id=self._session).remote(self._request)
         start = None
         try:
             async for message in messages:
@@ -227,9 +270,11 @@ class _Exchange:
                     continue
                 if message["type"] == "http.response.start":
                     start = message
+                    replica = dict(message["headers"]).get(REPLICA, b"")
+                    self._places.saw(replica, self._session)
                     if message["status"] == _FULL and not self._insists:
                         self._insists = True
-                        raise _Full
+                        raise _Full(replica)
                     continue
                 if start is not None:
                     # Only now, so that another replica can answer if this one dies in between.

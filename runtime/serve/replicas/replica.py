@@ -28,7 +28,8 @@ _LOG = logging.getLogger("smelt.serve")
 _PUSH_SECONDS = 1.0
 # What is sent and not read yet: a replica goes on meanwhile, and merges what comes.
 _MESSAGES_AHEAD = 4
-_REPLICA = b"x-smelt-replica"
+# The header that says which replica has answered.
+REPLICA = b"x-smelt-replica"
 # The message before an answer's last one: what the front logs of it.
 LOGGED = "smelt.logged"
 
@@ -139,7 +140,7 @@ class EngineReplica:
                 if message["type"] == "http.response.start":
                     if message["status"] >= 500 and not self._is_alive:
                         _end()
-                    message["headers"] = [*message["headers"], (_REPLICA, self._name.encode())]
+                    message["headers"] = [*message["headers"], (REPLICA, self._name.encode())]
                 is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
                 if is_last:  # before its end, after which the front waits for nothing more
                     yield {"type": LOGGED, "fields": answered(scope["state"])}

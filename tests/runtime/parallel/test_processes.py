@@ -361,6 +361,21 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(wanted), "of the first rank only"
 
 
+@pytest.mark.slow
+def test_nothing_stays_of_a_first_rank_that_was_killed(tmp_path: Path) -> None:
+    """As the last of its ranks removes where they met, however soon that one notices."""
+    script = (
+        "import os, signal\nfrom smelt.runtime import Engine\n"
+        f"engine = Engine({str(SMELT_6M)!r}, tp=2, dtype='float32', quiet=True)\n"
+        f"engine.generate({PROMPTS[1]!r})\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=120
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert until(lambda: not list(tmp_path.glob("smelt-ranks-*")))
+
+
 _TORCHRUN = {
     "engine": (
         f"engine = Engine({str(SMELT_6M)!r}, tp=2, dtype='float32', quiet=True)\n"

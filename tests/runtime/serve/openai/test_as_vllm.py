@@ -152,6 +152,16 @@ def test_prompts_are_cut_where_a_request_says_so(server: Serving, engine: Engine
         assert found[0]["prompt_token_ids"] == prompt[-kept:]
         assert found[0]["token_ids"] == alone["token_ids"]
         assert found[1]["prompt_token_ids"] == prompt[:5]
+    asked = {
+        "prompt": "one two three four five six seven eight",
+        "truncate_prompt_tokens": 3,
+        "echo": True,
+        "logprobs": 1,
+    }
+    echoed = _post(server, "completions", max_tokens=2, temperature=0, **asked)["choices"][0]
+    assert echoed["text"].startswith(" six seven eight")
+    begun = zip(echoed["logprobs"]["tokens"], echoed["logprobs"]["text_offset"], strict=True)
+    assert all(echoed["text"].startswith(token, place) for token, place in begun)
     messages = [{"role": "user", "content": tokenizer.decode(prompt[:500])}]
     whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     for asked, kept in ((20, 20), (-1, min(len(whole), engine.max_model_len - 6))):

@@ -148,6 +148,26 @@ def test_a_killed_replica_loses_only_its_running_requests(url: str) -> None:
         time.sleep(0.2)
 
 
+def test_what_a_full_replica_refuses_goes_to_the_other_one() -> None:
+    with replicated("--max-num-seqs", "1", "--max-waiting", "1") as (_, address):
+        homes = {ask(address, "a", session=f"{number}").headers[REPLICA] for number in range(12)}
+        assert len(homes) == 2
+        for number in range(6):
+            found: list[httpx2.Response] = []
+            asked = {"session": f"{number}", "max_tokens": 300}
+            threads = [
+                threading.Thread(target=lambda asked=asked, found=found: found.append(ask(address, "a", **asked)))
+                for _ in range(3)
+            ]
+            for thread in threads:
+                thread.start()
+                time.sleep(0.1)  # the first one computes, the second one waits, and the third one is too many
+            for thread in threads:
+                thread.join()
+            assert [each.status_code for each in found] == [200] * 3
+            assert {each.headers[REPLICA] for each in found} == homes
+
+
 def test_what_runs_ends_after_sigterm_and_nothing_stays() -> None:
     others = set(replica_processes())
     with replicated("--max-num-seqs", "4") as (process, address):
