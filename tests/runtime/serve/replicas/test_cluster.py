@@ -150,18 +150,18 @@ def test_a_killed_replica_loses_only_its_running_requests(url: str) -> None:
 
 def test_what_a_full_replica_refuses_goes_to_the_other_one() -> None:
     with replicated("--max-num-seqs", "1", "--max-waiting", "1") as (_, address):
-        homes = {ask(address, "a", session=f"{number}").headers[REPLICA] for number in range(12)}
+        homes = {ask(address, "a", session=f"{number}").headers[REPLICA] for number in range(8)}
         assert len(homes) == 2
-        for number in range(6):
+        for number in range(3):
             found: list[httpx2.Response] = []
-            asked = {"session": f"{number}", "max_tokens": 300}
+            asked = {"session": f"{number}", "max_tokens": 900}
             threads = [
                 threading.Thread(target=lambda asked=asked, found=found: found.append(ask(address, "a", **asked)))
                 for _ in range(3)
             ]
             for thread in threads:
                 thread.start()
-                time.sleep(0.1)  # the first one computes, the second one waits, and the third one is too many
+                time.sleep(0.05)  # the first one computes, the second one waits, and the third one is too many
             for thread in threads:
                 thread.join()
             assert [each.status_code for each in found] == [200] * 3
