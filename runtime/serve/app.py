@@ -188,16 +188,20 @@ class Server:
         async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
             return detokenized(body, self.models.get(body.model))
 
+    @property
+    def _is_alive(self) -> bool:
+        return all(model.is_alive for model in self.models)
+
     def _add_status(self) -> None:
         app = self.app
 
         @app.get("/health", response_class=Response)
         async def health() -> Response:
-            return Response(status_code=200 if all(model.is_alive for model in self.models) else 503)
+            return Response(status_code=200 if self._is_alive else 503)
 
         @app.get("/ready", response_class=Response)
         async def ready() -> Response:
-            return Response(status_code=503 if self.gate.draining else 200)
+            return Response(status_code=200 if self._is_alive and not self.gate.draining else 503)
 
         @app.get("/version")
         async def version_() -> dict[str, str]:

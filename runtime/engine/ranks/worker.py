@@ -21,7 +21,7 @@ from ..drafters.draft_model import DraftModel
 from ..setup.config import EngineConfig
 from ..setup.loading import on_device_of
 from .share import EngineShare
-from .workers import StatesMessage, here, kind, on_gpu, received
+from .workers import FailedTogether, StatesMessage, here, kind, on_gpu, received
 
 
 def work(ranks: Ranks) -> None:
@@ -85,6 +85,8 @@ def main() -> int:
     except RankLost:  # the first one says so, or is gone
         if is_left(int(parent)):
             shutil.rmtree(Path(place).parent, ignore_errors=True)
+        return 1
+    except FailedTogether:
         return 1
     except SmeltError as problem:
         print(f"smelt: {problem}", file=sys.stderr)

@@ -129,6 +129,10 @@ def received(ranks: Ranks) -> StepMessage | StatesMessage | None:
     return {_STEP: StepMessage, _STATES: StatesMessage}[take(1)[0]].of(take)
 
 
+class FailedTogether(RuntimeProblem):
+    """Some rank could not load its share, which the first one says."""
+
+
 @contextmanager
 def each_loaded(ranks: Ranks, *, together: bool = False) -> Iterator[None]:
     """If some rank fails within, all do, and say why.
@@ -146,11 +150,15 @@ def each_loaded(ranks: Ranks, *, together: bool = False) -> Iterator[None]:
         own = error
     kind = "" if own is None or isinstance(own, SmeltError) else f"{type(own).__name__}: "
     said = ranks.gather_data(None if own is None else f"{kind}{own}")
-    if own is not None:
-        raise own
+    found: dict[str, list[str]] = {}
     for rank, problem in enumerate(said):
         if problem is not None:
-            raise RuntimeProblem(f"rank {rank}: {problem}")
+            found.setdefault(problem, []).append(f"rank {rank}")
+    if own is not None and (not isinstance(own, SmeltError) or (ranks.rank == 0 and len(found) == 1)):
+        raise own
+    if found:
+        text = "; ".join(f"{' and '.join(which)}: {problem}" for problem, which in found.items())
+        raise (RuntimeProblem if ranks.rank == 0 else FailedTogether)(text)
 
 
 def least(ranks: Ranks, count: int) -> int:

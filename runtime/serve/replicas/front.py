@@ -66,11 +66,11 @@ class Front:
     def _add_status(self) -> None:
         @self.app.get("/health")
         async def health() -> Response:
-            return Response(status_code=503 if await self._pages() == {} else 200)
+            return Response(status_code=200 if await self._is_alive() else 503)
 
         @self.app.get("/ready")
         async def ready() -> Response:
-            return Response(status_code=503 if self.gate.draining else 200)
+            return Response(status_code=200 if not self.gate.draining and await self._is_alive() else 503)
 
         @self.app.get("/load")
         async def load() -> dict[str, int]:
@@ -91,6 +91,10 @@ class Front:
         """Break off the requests that have not been answered."""
         for exchange in list(self._exchanges):
             exchange.give_up()
+
+    async def _is_alive(self) -> bool:
+        """Whether some replica is."""
+        return await self._pages() != {}
 
     async def _pages(self) -> dict[str, str] | None:
         """Each replica's metrics; None while what collects them is started again."""

@@ -256,11 +256,14 @@ def test_closing_ends_its_processes() -> None:
         ({"pp": 7}, "6 layers cannot be divided between 7 stages"),
     ],
 )
-def test_what_ranks_cannot_do_is_refused(options: dict[str, object], says: str) -> None:
+def test_what_ranks_cannot_do_is_refused(
+    options: dict[str, object], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     before = set(children(os.getpid()))
     with pytest.raises(RuntimeProblem, match=says):
         Engine(SMELT_6M, quiet=True, **options)
     assert set(children(os.getpid())) <= before
+    assert says not in capfd.readouterr().err  # each of the other ranks would have said it once more
 
 
 def test_what_needs_the_whole_model_is_refused(two: Engine, tmp_path: Path) -> None:
@@ -325,6 +328,7 @@ def test_killed_under_load(which: str) -> None:
             os.kill(worker, signal.SIGKILL)
             assert "error" in "".join(lines)
         assert until(lambda: httpx2.get(f"{url}/health").status_code == 503)
+        assert httpx2.get(f"{url}/ready").status_code == 503
         again = httpx2.post(f"{url}/v1/completions", json={**body, "stream": False}, timeout=60)
         assert again.status_code == 500
 
