@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from ...distill.run.checks import other_tokens
+from ...distill.run.checks import other_tokens, writer_problems
 from ...models.checkpoint.weights import CheckpointWeights
 from ...models.directory.find import find_model
 from ...models.steps.step import Given, PreparedStep, Step
@@ -43,6 +43,7 @@ from ..loaders.rules import loaders
 from ..recipe.recipe import Recipe
 from ..results.result import Loader
 from .build import steps_of
+from .self_text import writing_cost
 from .verify import reload_bytes
 
 # Work not covered by operation counts, measured on two cores (benchmarks/quantization/memory_limit.py compares).
@@ -117,6 +118,9 @@ class Plan:
             problems += _length_problems(recipe, model, processes)
             text = {number: list(step.reads_text) for number, step in enumerate(prepared) if step.reads_text}
             writes = bool(text) and recipe.calibrate.source == "self"
+            unable = writer_problems(model, "the model", "calibrate.source") if writes else []
+            problems += unable
+            writes = writes and not unable
             cost = _total_cost(recipe, model, prepared, processes, shards, writes_text=writes)
             if not output.is_complete or fresh:
                 problems += _resource_problems(recipe, model, cost, reads_text=bool(text))
@@ -300,9 +304,7 @@ def _total_cost(
     if reloading <= available_memory():
         cost += Cost(reloading, 0, 0.0)
     if writes_text:
-        written = recipe.calibrate.samples * recipe.calibrate.length
-        numel = model.weights.nbytes // model.dtype.itemsize
-        cost += Cost(6 * numel, 0, 2.0 * numel * written)
+        cost += writing_cost(model, recipe.calibrate)
     memory = max(shared, cost.memory) + processes * _WARM_UP_BYTES
     return replace(cost, memory=memory, disk=cost.disk + (cost.collected if processes > 1 else 0))
 
@@ -429,12 +431,12 @@ def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost, *, reads_te
         problems.append(
             Problem("calibrate.source", "self would generate text without the adapter; give a text instead")
         )
-    if written and 2 * model.weights.nbytes > memory:
+    if written and recipe.calibrate.device == "cpu" and model.weights.nbytes > memory:
         problems.append(
             Problem(
                 "calibrate.source",
-                f"self needs the whole model in memory (about {human_bytes(2 * model.weights.nbytes)};"
-                f" {human_bytes(memory)} available); give a text instead",
+                f"self needs the whole model in memory ({human_bytes(model.weights.nbytes)}; {human_bytes(memory)}"
+                " available); give a text instead",
             )
         )
     if cost.memory > memory:

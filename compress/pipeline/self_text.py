@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from ...distill.run.text_writer import Writer, cache_room, writing_dtype
 from ...models.checkpoint.weights import CheckpointWeights
 from ...models.directory.directory import ModelDirectory
 from ...models.directory.find import find_model
-from ...models.directory.layer_sizes import LAYER_SIZES
-from ...models.text.windows import Windows, fingerprint
+from ...models.structure.open_model import OpenModel
+from ...models.text.windows import Windows, beginning, fingerprint
+from ...runtime.decoder.architectures import spec_of
+from ...system.hardware.machine import available_memory
+from ...system.hardware.resources import Cost
 from ...system.progress import Progress
 from ...system.storage.digests import digest
+from ...system.storage.files import append_array, disk_error, flush_to_disk
 from ...system.storage.tensor_files import SafetensorsFile, save_tensors
 from ...system.versions import versions
-from ..recipe.recipe import Recipe
+from ..recipe.recipe import Calibrate, Recipe
 
-_BATCH = 16
+# As many at a time have enough rows for the compiled kernels, and little is lost by an interruption.
+_TOGETHER = 32
 
 
 def written_once(recipe: Recipe, directory: Path, progress: Progress) -> Windows:
@@ -25,7 +34,7 @@ def written_once(recipe: Recipe, directory: Path, progress: Progress) -> Windows
 
     Args:
         recipe: a recipe with ``self`` calibration.
-        directory: where they are kept.
+        directory: where they are kept; an interrupted run's are continued.
         progress: shows progress.
     """
     model = find_model(recipe.model, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code)
@@ -35,44 +44,92 @@ def written_once(recipe: Recipe, directory: Path, progress: Progress) -> Windows
     if kept.exists():
         tokens = SafetensorsFile(kept).load("tokens")
         return Windows(tokens, fingerprint(tokens))
-    windows = self_written_windows(model, settings.samples, settings.length, recipe.seed, progress)
     directory.mkdir(parents=True, exist_ok=True)
+    begun = kept.with_suffix(".partial")
+    windows = self_written_windows(model, settings, recipe.seed, begun, progress)
     save_tensors(kept, {"tokens": windows.tokens})
+    begun.unlink()
     return windows
 
 
-def self_written_windows(model: ModelDirectory, samples: int, length: int, seed: int, progress: Progress) -> Windows:
-    """Generate ``samples`` windows of ``length`` tokens with the model.
+def writing_cost(model: OpenModel, settings: Calibrate) -> Cost:
+    """What writing a recipe's windows takes.
 
-    Each starts with a random token; the rest is sampled from the model's distribution
-    (LLM-QAT, arXiv:2305.17888, found this better than greedy text). The whole model is held in memory.
+    Args:
+        model: that writes, which the runtime serves.
+        settings: the recipe's section.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    arguments = {}
-    if model.config_data().get(LAYER_SIZES):
-        from ..integrations.transformers import config_for
-
-        arguments = {"config": config_for(model.path, trust_remote_code=model.trust_remote_code)}
-    lm = AutoModelForCausalLM.from_pretrained(
-        model.path, dtype=torch.float32, trust_remote_code=model.trust_remote_code, local_files_only=True, **arguments
-    ).eval()
-    vocabulary = lm.get_input_embeddings().weight.shape[0]  # type: ignore
-    generator = torch.Generator().manual_seed(seed)
-    plain = GenerationConfig(
-        do_sample=True, top_k=0, min_new_tokens=length - 1, max_new_tokens=length - 1, pad_token_id=0
+    spec, tokens = spec_of(model.config), settings.samples * settings.length
+    itemsize, numel = (
+        writing_dtype(torch.device(settings.device)).itemsize,
+        model.weights.nbytes // model.dtype.itemsize,
     )
-    starts = torch.randint(0, vocabulary, (samples, 1), generator=generator)  # type: ignore
-    written = []
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        for begin in progress.track(range(0, samples, _BATCH), "generating calibration text"):
-            written.append(
-                lm.generate(  # type: ignore
-                    starts[begin : begin + _BATCH],
-                    attention_mask=torch.ones_like(starts[begin : begin + _BATCH]),
-                    generation_config=plain,
-                )
-            )
-    tokens = torch.cat(written)[:, :length]
+    heads = sum(layer.key_value_heads or spec.key_value_heads for layer in spec.layers if layer.attends)
+    cached = min(_TOGETHER, settings.samples) * settings.length * 2 * heads * spec.head_size * itemsize
+    operations = 2.0 * tokens * numel
+    if settings.device != "cpu":
+        return Cost(0, 4 * tokens, operations)
+    weights = itemsize * numel
+    return Cost(weights + min(cached, cache_room(available_memory() - weights)), 4 * tokens, operations)
+
+
+def self_written_windows(
+    model: ModelDirectory, settings: Calibrate, seed: int, begun: Path, progress: Progress
+) -> Windows:
+    """Windows that the model writes in the runtime.
+
+    Each starts with a random token, after the one that begins a text; the rest is sampled from the model's distribution
+    (LLM-QAT, arXiv:2305.17888, found this better than greedy text). The whole model is held in memory.
+
+    Args:
+        model: that writes.
+        settings: how many windows of which length, and where it computes.
+        seed: of the first tokens and of sampling.
+        begun: a file that gets what is written, and may have the beginning of it.
+        progress: shows progress.
+
+    Raises:
+        SmeltError: the runtime cannot serve the model, or the disk is full.
+    """
+    samples, length = settings.samples, settings.length
+    prompts = _prompts(model, samples, seed)[:, : length - 1]
+    row = 4 * length
+    done = min(begun.stat().st_size // row, samples) if begun.exists() else 0
+    done -= done % _TOGETHER  # the same groups as without an interruption
+    try:
+        with begun.open("ab") as file, ExitStack() as stack:
+            file.truncate(done * row)
+            writer = stack.enter_context(closing(_writer(model, settings))) if done < samples else None
+            for first in progress.track(range(done, samples, _TOGETHER), "generating calibration text"):
+                assert writer is not None
+                tokens, _ = writer.continued(prompts[first : first + _TOGETHER], 1.0, seed, first, ends=False)
+                append_array(file, tokens.numpy().astype(np.int32))
+                file.flush()
+            flush_to_disk(file)
+    except OSError as error:
+        raise disk_error(error, begun, row * samples) from None
+    tokens = torch.from_numpy(np.fromfile(begun, dtype=np.int32).reshape(samples, length)).long()
     return Windows(tokens, fingerprint(tokens))
+
+
+def _writer(model: ModelDirectory, settings: Calibrate) -> Writer:
+    vocabulary = len(model.tokenizer()) if model.has_tokenizer else spec_of(model.config()).vocabulary
+    return Writer(
+        model.path,
+        torch.device(settings.device),
+        settings.length,
+        _TOGETHER,
+        vocabulary,
+        trust_remote_code=model.trust_remote_code,
+    )
+
+
+def _prompts(model: ModelDirectory, samples: int, seed: int) -> Tensor:
+    """A random token each, none of the special ones, after what begins a text."""
+    tokens, begin = range(spec_of(model.config()).vocabulary), list[int]()
+    if model.has_tokenizer:  # a table may have more rows than there are tokens
+        tokenizer = model.tokenizer()
+        begin, special = beginning(tokenizer), set(tokenizer.all_special_ids)
+        tokens = [token for token in tokens[: len(tokenizer)] if token not in special]
+    drawn = torch.randint(0, len(tokens), (samples,), generator=torch.Generator().manual_seed(seed))
+    return torch.tensor([[*begin, tokens[place]] for place in drawn.tolist()])

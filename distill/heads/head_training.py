@@ -71,10 +71,8 @@ def train_head(
     tokenizer, whole = model.directory.tokenizer(), model.vocabulary()
 
     def writer() -> Writer:
-        # In the model's own dtype, as it will be served, and as fast.
-        directory, dtype = model.directory, model.dtype if place.device.type == "cpu" else place.dtype
-        trust = directory.trust_remote_code
-        return Writer(directory.path, dtype, place.device, settings.length, 32, whole, trust_remote_code=trust)
+        directory, trust = model.directory, model.directory.trust_remote_code
+        return Writer(directory.path, place.device, settings.length, 32, whole, trust_remote_code=trust)
 
     windows = head_windows(settings, tokenizer, writer, place.journal, place.seed, place.progress)
     reading = WholeModel(again(model), place.dtype, place.device)

@@ -38,7 +38,7 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
     except SmeltError as error:
         problems.append(Problem(f"{where}.data", str(error)))
     if settings.data.writer == "student" or (settings.data.writer == "teacher" and settings.learns_from_original):
-        problems += _writer_problems(model, "the model", where)
+        problems += writer_problems(model, "the model", f"{where}.data.writer")
     if settings.attention:
         problems += _attention_problems(model, "the model", where)
     if settings.stored_at is not None:
@@ -53,7 +53,7 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
             if settings.attention:
                 problems += _attention_problems(teacher, "the teacher", where)
             if settings.data.writer == "teacher":
-                problems += _writer_problems(teacher, "the teacher", where)
+                problems += writer_problems(teacher, "the teacher", f"{where}.data.writer")
             reach = teacher.context()
             if reach and settings.length > reach:
                 what = f"{settings.length} tokens exceed the teacher's context length of {reach}"
@@ -65,14 +65,18 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
     return problems
 
 
-def _writer_problems(model: OpenModel, who: str, where: str) -> list[Problem]:
-    """Whether the runtime can serve the model that writes the text; found before any step has run."""
+def writer_problems(model: OpenModel, who: str, place: str) -> list[Problem]:
+    """Whether the runtime can serve a model that is to write text; found before any step has run.
+
+    Args:
+        model: that writes.
+        who: it is, for the message.
+        place: of the setting.
+    """
     try:
         spec_of(model.config)
     except RuntimeProblem as problem:
-        return [
-            Problem(f"{where}.data.writer", f"the runtime cannot generate text with {who} ({problem}); train on a text")
-        ]
+        return [Problem(place, f"the runtime cannot generate text with {who} ({problem}); give a text instead")]
     return []
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...runtime.engine.engine import Engine
 from ...runtime.engine.setup.config import EngineConfig
+from ...runtime.native.library import has_needed
 from ...runtime.requests.params import SamplingParams
 from ...system.errors import RuntimeProblem, SmeltError
 from ...system.hardware.device import give_back
@@ -19,7 +20,20 @@ from ...system.hardware.device import give_back
 _MOST_TOGETHER = 64
 
 
+# Of what is free besides the weights; others need memory, too.
+_CACHE_SHARE = 0.5
 _NEVER = -1e6  # added to a logit
+
+
+def writing_dtype(device: torch.device) -> torch.dtype:
+    """In which models write text, whose samples do not tell bfloat16 from more: what is fastest, without compiled kernels float32."""
+    has_kernels = device.type != "cpu" or has_needed()
+    return torch.bfloat16 if has_kernels else torch.float32
+
+
+def cache_room(free: int) -> int:
+    """How many bytes keys and values of what is written may take, of so many that are free besides the weights."""
+    return max(0, int(free * _CACHE_SHARE))
 
 
 class Writer:
@@ -27,7 +41,6 @@ class Writer:
 
     Args:
         directory: a model directory of the same shapes; its weights are used until others are loaded.
-        dtype: the compute dtype.
         device: where.
         length: tokens per window, including the prompt.
         together: windows that are generated at once.
@@ -38,7 +51,6 @@ class Writer:
     def __init__(
         self,
         directory: Path,
-        dtype: torch.dtype,
         device: torch.device,
         length: int,
         together: int,
@@ -50,11 +62,11 @@ class Writer:
         self._length, self._device = length, device
         try:
             config = EngineConfig(
-                dtype=str(dtype).removeprefix("torch."),
+                dtype=str(writing_dtype(device)).removeprefix("torch."),
                 max_model_len=length,
                 max_num_seqs=at_once,
                 max_num_batched_tokens=max(512, at_once),
-                memory_utilization=0.5,
+                memory_utilization=_CACHE_SHARE,
                 trust_remote_code=trust_remote_code,
                 device=str(device),
                 quiet=True,
@@ -64,7 +76,7 @@ class Writer:
             self._bias = dict.fromkeys(beyond, _NEVER)
         except RuntimeProblem as problem:
             raise SmeltError(
-                f"{directory}: the runtime cannot generate text with it ({problem}); train on a text"
+                f"{directory}: the runtime cannot generate text with it ({problem}); give a text instead"
             ) from None
 
     def close(self) -> None:

@@ -178,7 +178,7 @@ def _as_written(
     def writer() -> Writer:
         trust = directory.trust_remote_code
         shared = min(vocabulary, teacher.vocabulary())
-        made = Writer(directory.path, place.dtype, place.device, settings.length, 32, shared, trust_remote_code=trust)
+        made = Writer(directory.path, place.device, settings.length, 32, shared, trust_remote_code=trust)
         if teacher.weights is not teacher.stored:  # an adapter is merged on reading
             whole = WholeModel(again(teacher), place.dtype, place.device)
             made.take_weights(whole.module.config, whole.tensor_names, whole.tensor)

@@ -180,7 +180,6 @@ def _batches(
         directory = student.directory
         writer = Writer(
             directory.path,
-            place.dtype,
             place.device,
             settings.length,
             settings.batch,

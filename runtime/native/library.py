@@ -62,13 +62,22 @@ def _flags() -> tuple[str, ...]:
     return _FLAGS
 
 
+def has_needed() -> bool:
+    """Whether this processor has what the compiled kernels need."""
+    return not _missing()
+
+
+def _missing() -> list[str]:
+    return [name for name in _NEEDED if name not in processor_features()]
+
+
 def kernels(log: Log) -> ModuleType | None:
     """The compiled kernels, or None with a log message that says why and what is used instead.
 
     They are compiled at the first call on a machine, which takes half a minute, and cached in
     ``$XDG_CACHE_HOME/smelt`` (``~/.cache/smelt``) for later runs.
     """
-    missing = [name for name in _NEEDED if name not in processor_features()]
+    missing = _missing()
     if missing:
         log(f"this processor has no {', '.join(missing)}: using torch's operators instead of Smelt's kernels")
         return None

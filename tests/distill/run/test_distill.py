@@ -163,14 +163,17 @@ def test_only_what_the_student_wrote_counts(
     assert torch.equal(batch.counted[0], torch.tensor([0.0] * 7 + [1.0] * 24 + [0.0]))  # the last predicts nothing
     model = AutoModelForCausalLM.from_pretrained(path)
     with torch.no_grad():
-        expected = model(batch.tokens).logits[:, 7:-1].argmax(-1)
-    assert torch.equal(batch.tokens[:, 8:], expected)  # greedily, so each is the most likely one after those before
+        logits = model(batch.tokens).logits[:, 7:-1]
+    # Greedily, so each is the most likely one after those before; in bfloat16 those that are nearly as likely may be.
+    behind = logits.max(-1).values - logits.gather(-1, batch.tokens[:, 8:, None])[..., 0]
+    assert behind.max() < 0.25 * logits.std()  # any other one is several times as far
+    assert (behind == 0).float().mean() > 0.8
 
 
 @pytest.mark.slow
 def test_what_is_written_ends_with_the_end_token() -> None:
     """What would come after it is no answer, and does not count."""
-    writer = Writer(SMELT_6M, torch.float32, torch.device("cpu"), 60, 12, 4096)
+    writer = Writer(SMELT_6M, torch.device("cpu"), 60, 12, 4096)
     writer._bias = {0: 3.0}  # so that some end soon
     prompts = torch.tensor([[0, 895, 390, 4]] * 12)
     tokens, written = writer.continued(prompts, 1.0, 3)
